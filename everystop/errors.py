@@ -1,0 +1,113 @@
+"""One status model: every refusal is a `ServiceError`, on the wire a `google.rpc.Status` with an `ErrorInfo`.
+
+`ErrorInfo.reason` is a constant in capitals, `ErrorInfo.domain` is "everystop"; an invalid field adds a `BadRequest`
+detail that names it, and a refusal that a later try may not meet adds a `RetryInfo`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NoReturn
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+DOMAIN = "everystop"
+
+
+class Reason(enum.StrEnum):
+    """Why a call was refused or ended; the value of `ErrorInfo.reason`."""
+
+    INVALID_FIELD = "INVALID_FIELD"
+    REQUEST_TOO_LARGE = "REQUEST_TOO_LARGE"
+    """Prompt and answer can never fit into the model's length or the block pool."""
+    REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
+    QUEUE_FULL = "QUEUE_FULL"
+    NO_EXECUTOR = "NO_EXECUTOR"
+    DRAINING = "DRAINING"
+    EXECUTION_FAILED = "EXECUTION_FAILED"
+    """The executor could not compute this one request."""
+    INTERNAL = "INTERNAL"
+    PROTOCOL_VERSION = "PROTOCOL_VERSION"
+    STALE_EPOCH = "STALE_EPOCH"
+    STEP_GAP = "STEP_GAP"
+    INVALID_PLAN = "INVALID_PLAN"
+    SUPERSEDED = "SUPERSEDED"
+    """A newer scheduler has connected to this executor."""
+    EXECUTOR_LIMIT = "EXECUTOR_LIMIT"
+    """A knob of the scheduler is larger than what the executor was started with."""
+
+
+class ServiceError(Exception):
+    """A typed refusal. `code` is gRPC's status code; `field` names the offending field of the request, if one does."""
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        reason: Reason,
+        message: str,
+        *,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.field = field
+        self.retry_after_s = retry_after_s
+        self.metadata = metadata or {}
+
+    def to_status(self) -> status_pb2.Status:
+        """As `google.rpc.Status`, with its details."""
+        details: list[any_pb2.Any] = []
+
+        def add(detail: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> None:
+            packed = any_pb2.Any()
+            packed.Pack(detail)
+            details.append(packed)
+
+        add(error_details_pb2.ErrorInfo(reason=self.reason.value, domain=DOMAIN, metadata=self.metadata))
+        if self.field is not None:
+            violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.message)
+            add(error_details_pb2.BadRequest(field_violations=[violation]))
+        if self.retry_after_s is not None:
+            delay = duration_pb2.Duration()
+            delay.FromMilliseconds(int(self.retry_after_s * 1000))
+            add(error_details_pb2.RetryInfo(retry_delay=delay))
+        return status_pb2.Status(code=self.code.value[0], message=self.message, details=details)
+
+    async def abort(self, context: grpc.aio.ServicerContext) -> NoReturn:  # type: ignore[type-arg]  # generic in stubs only
+        """End the call of `context` with this status."""
+        status = rpc_status.to_status(self.to_status())
+        await context.abort(status.code, status.details, tuple(status.trailing_metadata or ()))
+        raise AssertionError("abort returns never")
+
+
+def invalid(field: str, message: str) -> ServiceError:
+    """INVALID_ARGUMENT for one field; `message` must name the limit."""
+    return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD, f"{field}: {message}", field=field)
+
+
+def from_rpc_error(error: grpc.RpcError) -> ServiceError:
+    """What a client raises: the typed form of a failed call. Also takes errors without details."""
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # the aio error has the same surface
+    reason, field, retry_after_s, metadata = Reason.INTERNAL, None, None, {}
+    for detail in status.details if status is not None else ():
+        info, bad_request, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(info) and info.reason in Reason.__members__:
+            reason, metadata = Reason(info.reason), dict(info.metadata)
+        elif detail.Unpack(bad_request) and bad_request.field_violations:
+            field = bad_request.field_violations[0].field
+        elif detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+    return ServiceError(
+        error.code(), reason, error.details() or "", field=field, retry_after_s=retry_after_s, metadata=metadata
+    )
+
+
+__all__ = ["DOMAIN", "Reason", "ServiceError", "code_pb2", "from_rpc_error", "invalid"]

@@ -1,0 +1,1 @@
+"""Measures Everystop: benchmarks that print ratios taken in one run."""
