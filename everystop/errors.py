@@ -7,7 +7,7 @@ detail that names it, and a refusal that a later try may not meet adds a `RetryI
 from __future__ import annotations
 
 import enum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -27,6 +27,9 @@ class Reason(enum.StrEnum):
     QUEUE_FULL = "QUEUE_FULL"
     NO_EXECUTOR = "NO_EXECUTOR"
     DRAINING = "DRAINING"
+    CANCELLED = "CANCELLED"
+    MODEL_CHANGED = "MODEL_CHANGED"
+    """An executor came back with another model, block size or length."""
     EXECUTION_FAILED = "EXECUTION_FAILED"
     """The executor could not compute this one request."""
     INTERNAL = "INTERNAL"
@@ -80,7 +83,7 @@ class ServiceError(Exception):
             add(error_details_pb2.RetryInfo(retry_delay=delay))
         return status_pb2.Status(code=self.code.value[0], message=self.message, details=details)
 
-    async def abort(self, context: grpc.aio.ServicerContext) -> NoReturn:  # type: ignore[type-arg]  # generic in stubs only
+    async def abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
         """End the call of `context` with this status."""
         status = rpc_status.to_status(self.to_status())
         await context.abort(status.code, status.details, tuple(status.trailing_metadata or ()))

@@ -1,1 +1,1 @@
-"""The scheduler: takes requests and decides, at every iteration, who boards, who leaves and which KV blocks each one owns."""
+"""The scheduler: takes requests; at every iteration decides who boards, who leaves and who owns which KV blocks."""

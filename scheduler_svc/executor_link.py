@@ -1,0 +1,121 @@
+"""The scheduler's end of the step stream: one `ExecutorLink` is one connection, one epoch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+
+from everystop import plan_codec
+from everystop.errors import Reason, ServiceError, from_rpc_error
+from everystop.executor.v1 import executor_pb2 as pb
+from everystop.executor.v1 import executor_pb2_grpc as pb_grpc
+from everystop.plan import PROTOCOL_VERSION, ExecutorInfo, Hello, StepPlan, StepResult
+
+
+class LinkLostError(Exception):
+    """The connection to the executor ended; `cause` says how, as a typed error."""
+
+    def __init__(self, cause: ServiceError) -> None:
+        super().__init__(f"{cause.code.name} {cause.reason}: {cause.message}")
+        self.cause = cause
+
+
+class ExecutorLink:
+    """One connection: plans go out with `send`, results gather in `results`."""
+
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall[pb.ExecuteStepsRequest, pb.ExecuteStepsResponse],
+        executor: ExecutorInfo,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.executor = executor
+        self.results: deque[StepResult] = deque()
+        self.lost: ServiceError | None = None
+        """Why the connection ended, once it has."""
+        self._call = call
+        self._on_change = on_change
+
+    async def send(self, plan: StepPlan) -> int:
+        """Send one plan; returns its size in bytes. Raises LinkLostError."""
+        message = pb.ExecuteStepsRequest(plan=plan_codec.encode_plan(plan))
+        try:
+            await self._call.write(message)
+        except grpc.RpcError as error:
+            raise LinkLostError(from_rpc_error(error)) from error
+        except asyncio.InvalidStateError as error:  # the call ended between two writes
+            raise LinkLostError(self.lost or _unavailable("the stream has ended")) from error
+        return message.ByteSize()
+
+    async def receive_forever(self) -> None:
+        """Gather results until the connection ends, which sets `lost`. Announces every change."""
+        try:
+            async for response in self._call:
+                if response.WhichOneof("message") != "result":
+                    raise _garbage("expected a result")
+                self.results.append(plan_codec.decode_result(response.result))
+                self._on_change()
+            self.lost = _unavailable("the executor closed the stream")
+        except grpc.RpcError as error:
+            self.lost = from_rpc_error(error)
+        except ServiceError as error:
+            self.lost = error
+        finally:
+            self._on_change()
+
+
+@asynccontextmanager
+async def connect(
+    channel: grpc.aio.Channel, hello: Hello, on_change: Callable[[], None], *, timeout_s: float
+) -> AsyncIterator[ExecutorLink]:
+    """Shake hands over `channel` and yield the link. Raises LinkLostError when that fails or takes over `timeout_s`."""
+    stub: pb_grpc.ExecutorServiceAsyncStub = pb_grpc.ExecutorServiceStub(channel)
+    call = stub.ExecuteSteps()
+    try:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await call.write(pb.ExecuteStepsRequest(hello=plan_codec.encode_hello(hello)))
+                response = await call.read()
+        except grpc.RpcError as error:
+            raise LinkLostError(from_rpc_error(error)) from error
+        except TimeoutError as error:
+            raise LinkLostError(_unavailable(f"no handshake within {timeout_s:g} s")) from error
+        if not isinstance(response, pb.ExecuteStepsResponse) or response.WhichOneof("message") != "executor":
+            raise LinkLostError(_garbage("expected the executor's side of the handshake"))
+        if response.executor.protocol_version != PROTOCOL_VERSION:
+            theirs = response.executor.protocol_version
+            raise LinkLostError(_garbage(f"protocol version {theirs}, this scheduler speaks {PROTOCOL_VERSION}"))
+        link = ExecutorLink(call, plan_codec.decode_executor(response.executor), on_change)
+        receiver = asyncio.create_task(link.receive_forever(), name="executor-results")
+        try:
+            yield link
+        finally:
+            receiver.cancel()
+            with suppress(asyncio.CancelledError):
+                await receiver
+    finally:
+        call.cancel()
+
+
+async def fetch_tokenizer(channel: grpc.aio.Channel) -> dict[str, bytes]:
+    """The executor's tokenizer files by name. Raises LinkLostError."""
+    stub: pb_grpc.ExecutorServiceAsyncStub = pb_grpc.ExecutorServiceStub(channel)
+    files: dict[str, bytearray] = {}
+    try:
+        async for piece in stub.GetTokenizer(pb.GetTokenizerRequest()):
+            files.setdefault(piece.file_name, bytearray()).extend(piece.content)
+    except grpc.RpcError as error:
+        raise LinkLostError(from_rpc_error(error)) from error
+    return {name: bytes(content) for name, content in files.items()}
+
+
+def _unavailable(message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.UNAVAILABLE, Reason.NO_EXECUTOR, message)
+
+
+def _garbage(message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, f"the executor answered garbage: {message}")

@@ -1,0 +1,207 @@
+"""One request's answer on its way from the loop to its client.
+
+Three parties touch a stream, each at its own pace, all on one event loop:
+
+    the loop      feed(output)        remembers, O(1)
+    the pump      digest()            detokenizes, looks for stop strings, appends to the pending delta
+    the client    events()            takes the whole pending delta, so that one that lags gets fewer and larger ones
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from everystop.errors import Reason, ServiceError
+from everystop.plan import SequenceLogprobs
+from everystop.scheduler.v1 import inference_pb2 as pb
+from scheduler_svc.core.request import Finish, FinishReason, Output, Request, RequestStats
+from scheduler_svc.frontend.answer import AnswerText
+
+_FINISH_REASONS = {
+    FinishReason.EOS: pb.FINISH_REASON_STOP,
+    FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+MAX_DELTA_ROWS = 512
+"""Most tokens (of prompt and answer) in one delta: what a lagging client gets at once stays a small message."""
+
+
+@dataclass(slots=True)
+class _PendingDelta:
+    """A delta while it grows. Text gathers in a list: appending to a protobuf string copies it each time."""
+
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
+
+    def is_full(self) -> bool:
+        return len(self.token_ids) + len(self.prompt_logprobs) >= MAX_DELTA_ROWS
+
+    def to_message(self) -> pb.Delta:
+        return pb.Delta(
+            token_ids=self.token_ids,
+            text="".join(self.texts),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a stream ended, for its last event and its log line."""
+
+    reason: str
+    stats: RequestStats
+    num_output_tokens: int
+
+
+class RequestStream:
+    """See the module. `token_bytes` gives the bytes of a token id; `clock` the time in seconds."""
+
+    def __init__(
+        self,
+        request: Request,
+        answer: AnswerText,
+        token_bytes: Callable[[int], bytes],
+        clock: Callable[[], float],
+    ) -> None:
+        self.request = request
+        self.ending: Ending | None = None
+        """Set once nothing more will come."""
+        self._answer = answer
+        self._token_bytes = token_bytes
+        self._clock = clock
+        self._undigested: list[Output] = []
+        self._pending: deque[_PendingDelta] = deque()
+        self._finished: pb.Finished | None = None
+        self._error: ServiceError | None = None
+        self._changed = asyncio.Event()
+        self._num_output_tokens = 0
+
+    def feed(self, output: Output) -> None:
+        """Remember what a step brought."""
+        self._undigested.append(output)
+
+    def fail(self, error: ServiceError, stats: RequestStats) -> None:
+        """End the stream with an error, after what is pending."""
+        if self.ending is None:
+            self._error = error
+            self._end(error.reason.value.lower(), stats)
+
+    def digest(self, finish_in_core: Callable[[], RequestStats | None]) -> None:
+        """Turn what was remembered into the pending delta and, maybe, the last event.
+
+        When a stop string ends the answer, `finish_in_core` takes the request out of the core.
+        """
+        outputs, self._undigested = self._undigested, []
+        for output in outputs:
+            if self.ending is not None:
+                break
+            matched_stop = self._digest_output(output)
+            if matched_stop is not None:
+                stats = output.finish.stats if output.finish is not None else finish_in_core()
+                assert stats is not None, "a request that is still fed is known to the core"
+                self._finish(pb.Finished(reason=pb.FINISH_REASON_STOP, stop_string=matched_stop), "stop_string", stats)
+            elif output.finish is not None:
+                self._finish_as_core_did(output.finish)
+        self._changed.set()
+
+    async def events(self) -> AsyncIterator[pb.GenerateResponse]:
+        """Deltas as they come, then the last event. Raises ServiceError when the request failed."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._pending:
+                yield pb.GenerateResponse(delta=self._pending.popleft().to_message())
+            if self._error is not None:
+                raise self._error
+            if self._finished is not None:
+                yield pb.GenerateResponse(finished=self._finished)
+                return
+
+    def _digest_output(self, output: Output) -> str | None:
+        """Append one step's output to the pending deltas; returns the stop string that it completes, if any."""
+        for entry in output.prompt_logprobs:
+            for row in self._logprob_rows(entry):
+                self._open_delta().prompt_logprobs.append(row)
+        if not output.token_ids:
+            return None
+        delta = self._open_delta()
+        self._num_output_tokens += len(output.token_ids)
+        delta.token_ids.extend(output.token_ids)
+        if output.logprobs is not None:
+            delta.logprobs.extend(self._logprob_rows(output.logprobs))
+        ends_with_stop_token = output.finish is not None and output.finish.token_id is not None
+        text = self._answer.push(output.token_ids, ends_with_stop_token=ends_with_stop_token)
+        delta.texts.append(text.text)
+        return text.matched_stop
+
+    def _open_delta(self) -> _PendingDelta:
+        if not self._pending or self._pending[-1].is_full():
+            self._pending.append(_PendingDelta())
+        return self._pending[-1]
+
+    def _finish_as_core_did(self, finish: Finish) -> None:
+        if finish.reason is FinishReason.FAILED:
+            error = ServiceError(grpc.StatusCode.INTERNAL, Reason.EXECUTION_FAILED, finish.message)
+            self.fail(error, finish.stats)
+            return
+        rest = self._answer.finish()
+        if rest:
+            self._open_delta().texts.append(rest)
+        event = pb.Finished(reason=_FINISH_REASONS[finish.reason])
+        if finish.token_id is not None:
+            event.stop_token_id = finish.token_id
+        self._finish(event, finish.reason.value, finish.stats)
+
+    def _finish(self, event: pb.Finished, reason: str, stats: RequestStats) -> None:
+        event.usage.num_prompt_tokens = len(self.request.prompt_token_ids)
+        event.usage.num_cached_tokens = stats.num_cached_tokens
+        event.usage.num_output_tokens = self._num_output_tokens
+        event.timings.CopyFrom(timings(stats, self._clock()))
+        self._finished = event
+        self._end(reason, stats)
+
+    def _end(self, reason: str, stats: RequestStats) -> None:
+        self.ending = Ending(reason, stats, self._num_output_tokens)
+        self._changed.set()
+
+    def _logprob_rows(self, entry: SequenceLogprobs) -> list[pb.TokenLogprobs]:
+        rows = []
+        for row, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
+            alternatives = slice(row * entry.num_top, (row + 1) * entry.num_top)
+            pairs = zip(entry.top_token_ids[alternatives], entry.top_logprobs[alternatives], strict=True)
+            rows.append(
+                pb.TokenLogprobs(
+                    token_id=token_id,
+                    logprob=logprob,
+                    token_bytes=self._token_bytes(token_id),
+                    top=[
+                        pb.TopLogprob(token_id=top_id, logprob=top_logprob, token_bytes=self._token_bytes(top_id))
+                        for top_id, top_logprob in pairs
+                    ],
+                )
+            )
+        return rows
+
+
+def timings(stats: RequestStats, now: float) -> pb.Timings:
+    """Milliseconds since arrival; what has not happened yet counts up to `now`."""
+
+    def since_arrival_ms(time_s: float | None) -> float:
+        return ((now if time_s is None else time_s) - stats.arrival_time) * 1000
+
+    return pb.Timings(
+        queued_ms=since_arrival_ms(stats.first_scheduled_time),
+        first_token_ms=since_arrival_ms(stats.first_token_time),
+        total_ms=since_arrival_ms(now),
+        num_preemptions=stats.num_preemptions,
+    )

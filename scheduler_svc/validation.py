@@ -1,0 +1,224 @@
+"""From a `GenerateRequest` to a checked `Generation`: bad input ends here, in an error that names field and limit."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from everystop.errors import invalid
+from everystop.plan import ExecutorInfo, SamplingParams
+from everystop.scheduler.v1 import inference_pb2 as pb
+from scheduler_svc import limits
+from scheduler_svc.core.request import Request
+from scheduler_svc.frontend.tokenizer import Tokenizer
+
+_SEED_BITS = 53
+"""Of a seed that the server draws: what every client can hold exactly, JavaScript's numbers included."""
+
+_LONG_TEXT = 2048
+"""Characters from which on text is tokenized in a thread; a shorter one costs less than the way there and back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model being served: what its executor told, its tokenizer, and the lengths that both sides allow."""
+
+    executor: ExecutorInfo
+    tokenizer: Tokenizer
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A checked request: the core's part and the frontend's part."""
+
+    request: Request
+    stop_strings: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+
+
+async def check(message: pb.GenerateRequest, model: ServedModel) -> Generation:
+    """Check everything and tokenize the prompt. Raises ServiceError INVALID_ARGUMENT."""
+    request_id = _check_request_id(message)
+    if len(message.tenant) > limits.MAX_TENANT_LENGTH:
+        raise invalid("tenant", f"has {len(message.tenant)} characters, at most {limits.MAX_TENANT_LENGTH}")
+    _check_stop(message.stop, model)
+    _check_sampling(message.sampling, model)
+    for name in ("logprobs", "prompt_logprobs"):
+        _check_range(f"output.{name}", getattr(message.output, name), 0, limits.MAX_LOGPROBS)
+    prompt_token_ids = await tokenize_prompt(message, model)
+    max_tokens = _check_lengths(message.stop, len(prompt_token_ids), model)
+    eos_token_ids = frozenset() if message.stop.ignore_eos else frozenset(model.executor.model.eos_token_ids)
+    stop_token_ids = frozenset(message.stop.stop_token_ids)
+    return Generation(
+        request=Request(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            sampling=_resolve_sampling(message, eos_token_ids | stop_token_ids),
+            max_tokens=max_tokens,
+            eos_token_ids=eos_token_ids,
+            stop_token_ids=stop_token_ids,
+            priority=message.priority,
+            tenant=message.tenant,
+        ),
+        stop_strings=tuple(message.stop.stop_strings),
+        include_stop=message.stop.include_stop,
+        skip_special_tokens=_or(message.output, "skip_special_tokens", default=True),
+    )
+
+
+async def tokenize_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel) -> list[int]:
+    """Token ids of the prompt, at least one. Raises ServiceError INVALID_ARGUMENT."""
+    kind = message.WhichOneof("prompt")
+    tokenizer = model.tokenizer
+    if kind == "text":
+        _check_length("text", len(message.text))
+        token_ids = await _maybe_in_thread(len(message.text), lambda: tokenizer.encode(message.text))
+    elif kind == "chat":
+        messages = [{"role": turn.role, "content": turn.content} for turn in message.chat.messages]
+        if not 1 <= len(messages) <= limits.MAX_CHAT_MESSAGES:
+            raise invalid("chat.messages", f"has {len(messages)}, expected 1 to {limits.MAX_CHAT_MESSAGES}")
+        num_characters = sum(len(turn["content"]) for turn in messages)
+        _check_length("chat.messages", num_characters)
+        opens_turn = _or(message.chat, "add_generation_prompt", default=True)
+        token_ids = await _maybe_in_thread(
+            num_characters, lambda: tokenizer.encode_chat(messages, add_generation_prompt=opens_turn)
+        )
+    elif kind == "token_ids" and isinstance(message, pb.GenerateRequest):
+        token_ids = list(message.token_ids.ids)
+        check_ids("token_ids.ids", token_ids, model.executor.model.vocab_size)
+    else:
+        raise invalid("prompt", "is missing: set text, token_ids or chat")
+    if not token_ids:
+        raise invalid("prompt", "is empty: expected at least 1 token")
+    return token_ids
+
+
+async def _maybe_in_thread(num_characters: int, work: Callable[[], list[int]]) -> list[int]:
+    return work() if num_characters < _LONG_TEXT else await asyncio.to_thread(work)
+
+
+def _check_request_id(message: pb.GenerateRequest) -> str:
+    if not message.HasField("request_id"):
+        return uuid.uuid4().hex
+    request_id = message.request_id
+    if not 1 <= len(request_id) <= limits.MAX_REQUEST_ID_LENGTH or not (
+        request_id.isascii() and request_id.isprintable()
+    ):
+        raise invalid("request_id", f"expected 1 to {limits.MAX_REQUEST_ID_LENGTH} printable ASCII characters")
+    return request_id
+
+
+def _check_stop(stop: pb.StopConditions, model: ServedModel) -> None:
+    vocab_size = model.executor.model.vocab_size
+    _check_count("stop.stop_strings", len(stop.stop_strings), limits.MAX_STOP_STRINGS)
+    for index, text in enumerate(stop.stop_strings):
+        _check_range(f"stop.stop_strings[{index}]", len(text), 1, limits.MAX_STOP_STRING_LENGTH, unit=" characters")
+    _check_count("stop.stop_token_ids", len(stop.stop_token_ids), limits.MAX_STOP_TOKEN_IDS)
+    check_ids("stop.stop_token_ids", stop.stop_token_ids, vocab_size)
+    if stop.HasField("max_tokens") and stop.max_tokens < 1:
+        raise invalid("stop.max_tokens", "is 0, expected at least 1")
+
+
+def _check_sampling(sampling: pb.SamplingParams, model: ServedModel) -> None:
+    vocab_size = model.executor.model.vocab_size
+    _check_range("sampling.temperature", sampling.temperature, 0, 100)
+    _check_range("sampling.top_p", _or(sampling, "top_p", default=1.0), 0, 1, low_is_open=True)
+    _check_range("sampling.min_p", sampling.min_p, 0, 1)
+    penalty = _or(sampling, "repetition_penalty", default=1.0)
+    _check_range("sampling.repetition_penalty", penalty, 0, 100, low_is_open=True)
+    _check_range("sampling.presence_penalty", sampling.presence_penalty, -100, 100)
+    _check_range("sampling.frequency_penalty", sampling.frequency_penalty, -100, 100)
+    _check_count("sampling.logit_bias", len(sampling.logit_bias), limits.MAX_LOGIT_BIAS)
+    check_ids("sampling.logit_bias", sampling.logit_bias, vocab_size)
+    for token_id, bias in sampling.logit_bias.items():
+        _check_range(f"sampling.logit_bias[{token_id}]", bias, -100, 100)
+    for name in ("allowed_token_ids", "banned_token_ids"):
+        token_ids: Sequence[int] = getattr(sampling, name)
+        _check_count(f"sampling.{name}", len(token_ids), vocab_size)
+        check_ids(f"sampling.{name}", token_ids, vocab_size)
+    banned = set(sampling.banned_token_ids)
+    if (sampling.allowed_token_ids and banned.issuperset(sampling.allowed_token_ids)) or len(banned) == vocab_size:
+        raise invalid("sampling.banned_token_ids", "leaves no token to choose from, expected at least 1")
+
+
+def _check_lengths(stop: pb.StopConditions, num_prompt_tokens: int, model: ServedModel) -> int:
+    """The answer's largest length: what was asked for, else what fits."""
+    max_model_len = model.max_model_len
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise invalid(
+            "prompt",
+            f"has {num_prompt_tokens} tokens, at most {max_model_len - 1} leave room for an answer"
+            f" (max_model_len is {max_model_len})",
+        )
+    max_tokens = _or(stop, "max_tokens", default=room)
+    if max_tokens > room:
+        raise invalid(
+            "stop.max_tokens",
+            f"is {max_tokens}, at most {room} fit behind a prompt of {num_prompt_tokens} tokens"
+            f" (max_model_len is {max_model_len})",
+        )
+    if stop.min_tokens > max_tokens:
+        raise invalid("stop.min_tokens", f"is {stop.min_tokens}, at most max_tokens, which is {max_tokens}")
+    return int(max_tokens)
+
+
+def _resolve_sampling(message: pb.GenerateRequest, end_token_ids: frozenset[int]) -> SamplingParams:
+    sampling, output = message.sampling, message.output
+    return SamplingParams(
+        temperature=_or(sampling, "temperature", default=1.0),
+        top_p=_or(sampling, "top_p", default=1.0),
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=_or(sampling, "repetition_penalty", default=1.0),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(_SEED_BITS),
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
+        banned_token_ids=tuple(sampling.banned_token_ids),
+        min_tokens=message.stop.min_tokens,
+        end_token_ids=tuple(sorted(end_token_ids)),
+        num_logprobs=output.logprobs if output.HasField("logprobs") else None,
+        num_prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
+    )
+
+
+def _or(message: Message, name: str, *, default: Any) -> Any:
+    """A field's value if it was sent, zero included; else the default."""
+    return getattr(message, name) if message.HasField(name) else default
+
+
+def _check_range(
+    name: str, value: float, low: float, high: float, *, low_is_open: bool = False, unit: str = ""
+) -> None:
+    # NOTE: written so that NaN, which compares false with everything, is refused
+    if (low < value if low_is_open else low <= value) and value <= high:
+        return
+    bounds = f"{'above ' if low_is_open else ''}{low} to {high}"
+    raise invalid(name, f"is {value:g}{unit}, expected {bounds}")
+
+
+def _check_count(name: str, num_entries: int, max_entries: int) -> None:
+    if num_entries > max_entries:
+        raise invalid(name, f"has {num_entries} entries, at most {max_entries}")
+
+
+def _check_length(name: str, num_characters: int) -> None:
+    if num_characters > limits.MAX_TEXT_LENGTH:
+        raise invalid(name, f"has {num_characters} characters, at most {limits.MAX_TEXT_LENGTH}")
+
+
+def check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Refuse ids outside of the vocabulary. Raises ServiceError INVALID_ARGUMENT naming the field."""
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise invalid(name, f"has token id {token_id}, the vocabulary ends at {vocab_size - 1}")
