@@ -1,0 +1,108 @@
+"""The client for asyncio."""
+# ruff: noqa: ASYNC109  # a timeout is sent along as the call's deadline, so that the scheduler knows it too
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+
+from everystop.channel import client_channel
+from everystop.client import requests
+from everystop.client.events import Completion, Event, completion_from_events, event_from_response
+from everystop.client.requests import ChatMessage, GenerateOptions, Prompt
+from everystop.errors import from_rpc_error
+from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+_ResponseT = TypeVar("_ResponseT")
+
+
+class AsyncClient:
+    """A connection to a scheduler. Make it inside of the event loop that uses it; any number of calls may run at once.
+
+    `timeout` is everywhere in seconds for the whole call; None waits forever. Every failed call raises
+    `everystop.errors.ServiceError`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = client_channel(address)
+        self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(
+            self._channel
+        )
+        self._admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls that still run are cancelled."""
+        await self._channel.close()
+
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[Event, None]:
+        """Stream an answer: one Accepted, any number of Deltas, one Finished.
+
+        The call starts with the iteration. Leaving the iteration (break, an exception, cancelling the task) cancels the
+        request; `contextlib.aclosing` does so at an exact place.
+        """
+        request = requests.generate_request(prompt, options)
+        return self._stream(request, timeout)
+
+    async def complete(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """Wait for a whole answer."""
+        request = requests.generate_request(prompt, options)
+        return completion_from_events([event async for event in self._stream(request, timeout)])
+
+    async def tokenize(
+        self, prompt: str | Sequence[ChatMessage | Mapping[str, str]], *, timeout: float | None = None
+    ) -> inference_pb2.TokenizeResponse:
+        """Token ids, and the bytes each stands for, exactly as `generate` would encode the prompt."""
+        request = requests.tokenize_request(prompt)
+        return await _typed(self._inference.Tokenize(request, timeout=timeout))
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, timeout: float | None = None
+    ) -> str:
+        """Text of token ids; special tokens are left out unless `skip_special_tokens` is false."""
+        request = requests.detokenize_request(token_ids, skip_special_tokens)
+        return (await _typed(self._inference.Detokenize(request, timeout=timeout))).text
+
+    async def get_model(self, *, timeout: float | None = None) -> inference_pb2.GetModelResponse:
+        """Describe the model being served, and its limits."""
+        return await _typed(self._inference.GetModel(inference_pb2.GetModelRequest(), timeout=timeout))
+
+    async def get_status(self, *, timeout: float | None = None) -> admin_pb2.GetStatusResponse:
+        """Snapshot of the scheduler, true at the end of its last step."""
+        return await _typed(self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout))
+
+    async def _stream(
+        self, request: inference_pb2.GenerateRequest, timeout: float | None
+    ) -> AsyncGenerator[Event, None]:
+        call = self._inference.Generate(request, timeout=timeout)
+        try:
+            async for response in call:
+                event = event_from_response(response)
+                if event is not None:
+                    yield event
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            call.cancel()  # does nothing after the end
+
+
+async def _typed(call: Awaitable[_ResponseT]) -> _ResponseT:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None

@@ -1,0 +1,105 @@
+"""The client for code without asyncio."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+import grpc
+
+from everystop.channel import sync_channel
+from everystop.client import requests
+from everystop.client.events import Completion, Event, completion_from_events, event_from_response
+from everystop.client.requests import ChatMessage, GenerateOptions, Prompt
+from everystop.errors import from_rpc_error
+from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+
+class Client:
+    """A connection to a scheduler, safe to share between threads.
+
+    `timeout` is everywhere in seconds for the whole call; None waits forever. Every failed call raises
+    `everystop.errors.ServiceError`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = sync_channel(address)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; calls that still run are cancelled."""
+        self._channel.close()
+
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generator[Event, None, None]:
+        """Stream an answer: one Accepted, any number of Deltas, one Finished.
+
+        The call starts with the iteration. Leaving the iteration (break, an exception) cancels the request;
+        `contextlib.closing` does so at an exact place.
+        """
+        request = requests.generate_request(prompt, options)
+        return self._stream(request, timeout)
+
+    def complete(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """Wait for a whole answer."""
+        return completion_from_events(self.generate(prompt, timeout=timeout, **options))
+
+    def tokenize(
+        self, prompt: str | Sequence[ChatMessage | Mapping[str, str]], *, timeout: float | None = None
+    ) -> inference_pb2.TokenizeResponse:
+        """Token ids, and the bytes each stands for, exactly as `generate` would encode the prompt."""
+        request = requests.tokenize_request(prompt)
+        with _typed_errors():
+            return self._inference.Tokenize(request, timeout=timeout)
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, timeout: float | None = None
+    ) -> str:
+        """Text of token ids; special tokens are left out unless `skip_special_tokens` is false."""
+        request = requests.detokenize_request(token_ids, skip_special_tokens)
+        with _typed_errors():
+            return self._inference.Detokenize(request, timeout=timeout).text
+
+    def get_model(self, *, timeout: float | None = None) -> inference_pb2.GetModelResponse:
+        """Describe the model being served, and its limits."""
+        with _typed_errors():
+            return self._inference.GetModel(inference_pb2.GetModelRequest(), timeout=timeout)
+
+    def get_status(self, *, timeout: float | None = None) -> admin_pb2.GetStatusResponse:
+        """Snapshot of the scheduler, true at the end of its last step."""
+        with _typed_errors():
+            return self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout)
+
+    def _stream(self, request: inference_pb2.GenerateRequest, timeout: float | None) -> Generator[Event, None, None]:
+        with _typed_errors():
+            call = self._inference.Generate(request, timeout=timeout)
+            try:
+                for response in call:
+                    event = event_from_response(response)
+                    if event is not None:
+                        yield event
+            finally:
+                call.cancel()  # does nothing after the end
+
+
+@contextlib.contextmanager
+def _typed_errors() -> Generator[None, None, None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None
