@@ -109,7 +109,7 @@ class RequestStream:
             if matched_stop is not None:
                 stats = output.finish.stats if output.finish is not None else finish_in_core()
                 assert stats is not None, "a request that is still fed is known to the core"
-                self._finish(pb.Finished(reason=pb.FINISH_REASON_STOP, stop_string=matched_stop), "stop_string", stats)
+                self._finish_at(matched_stop, stats)
             elif output.finish is not None:
                 self._finish_as_core_did(output.finish)
         self._changed.set()
@@ -157,10 +157,16 @@ class RequestStream:
         rest = self._answer.finish()
         if rest:
             self._open_delta().texts.append(rest)
+        if self._answer.matched_stop is not None:  # bytes that were held back completed it
+            self._finish_at(self._answer.matched_stop, finish.stats)
+            return
         event = pb.Finished(reason=_FINISH_REASONS[finish.reason])
         if finish.token_id is not None:
             event.stop_token_id = finish.token_id
         self._finish(event, finish.reason.value, finish.stats)
+
+    def _finish_at(self, stop_string: str, stats: RequestStats) -> None:
+        self._finish(pb.Finished(reason=pb.FINISH_REASON_STOP, stop_string=stop_string), "stop_string", stats)
 
     def _finish(self, event: pb.Finished, reason: str, stats: RequestStats) -> None:
         event.usage.num_prompt_tokens = len(self.request.prompt_token_ids)
