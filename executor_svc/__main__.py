@@ -1,0 +1,63 @@
+"""`everystop executor`: the executor as a process of its own. The only place that chooses a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import click
+
+from everystop import log
+from everystop.config import config_command
+from everystop.errors import ServiceError
+from everystop.settings import ExecutorConfig
+from executor_svc import server
+from executor_svc.backend import Backend
+
+
+@config_command("executor", ExecutorConfig, help="Run the executor alone; it waits for a scheduler.")
+def executor(config: ExecutorConfig) -> None:
+    """Load the model, then serve until SIGINT or SIGTERM. The port opens when the model is loaded."""
+    log.configure(config.log_format, config.log_level)
+    try:
+        is_broken = asyncio.run(_run(config, _load(config)))
+    except ServiceError as error:
+        raise click.ClickException(error.message) from error
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+    if is_broken:
+        raise click.ClickException("the backend is broken; the log says why")
+
+
+def _load(config: ExecutorConfig) -> Backend:
+    """The backend that `config` names. Imported here: each brings libraries that the others must not load."""
+    if config.backend == "mock":
+        from executor_svc.mock import MockBackend
+
+        return MockBackend(config)
+    from executor_svc.model import threads
+
+    threads.configure_environment(config.threads)  # before torch is imported, which reads it once
+    from executor_svc.model import runner
+
+    return runner.load(config)
+
+
+async def _run(config: ExecutorConfig, backend: Backend) -> bool:
+    """Serve until told to stop; True when the backend broke."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signal_number, stopped.set)
+    running = await server.start(config, backend)
+    stopping, breaking = asyncio.create_task(stopped.wait()), asyncio.create_task(running.wait_broken())
+    await asyncio.wait({stopping, breaking}, return_when=asyncio.FIRST_COMPLETED)
+    await running.stop()
+    is_broken = breaking.done()
+    for task in (stopping, breaking):
+        task.cancel()
+    return is_broken
+
+
+if __name__ == "__main__":
+    executor()
