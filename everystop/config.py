@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from everystop.options import ConfigError, Setting, flag_of, settings
+from everystop.options import ConfigError, Setting, settings
 from everystop.settings import SECTIONS, ServiceConfig
 
 CONFIG_ENVVAR = "EVERYSTOP_CONFIG"
@@ -159,7 +159,7 @@ def read_file(path: Path) -> dict[str, str]:
     """Settings in a TOML file, each as its option expects it from a command line.
 
     Raises:
-        click.UsageError: no TOML, an unknown section or key, or a value that is neither text nor a number.
+        click.UsageError: no TOML, an unknown section or key, or a value of the wrong type.
 
     """
     try:
@@ -174,7 +174,7 @@ def read_file(path: Path) -> dict[str, str]:
         for name, value in keys.items():
             if name not in known:
                 raise click.UsageError(f"{path}: [{section}] has no setting {name!r} (settings: {', '.join(known)})")
-            values[_key(section, name)] = _text(f"{path}: [{section}] {name} ({flag_of(name)})", known[name], value)
+            values[_key(section, name)] = _text(f"{path}: [{section}] {name}", known[name], value)
     return values
 
 
@@ -182,5 +182,5 @@ def _text(place: str, setting: Setting, value: object) -> str:
     # As text, so that 1.5 or true is no integer: click would round them.
     expected = str if setting.value_type is str else int | float
     if not isinstance(value, expected) or isinstance(value, bool):
-        raise click.UsageError(f"{place}: {value!r} is no {'text' if setting.value_type is str else 'number'}")
+        raise click.UsageError(f"{place} ({setting.flag}): {value!r} is not allowed (allowed: {setting.allowed})")
     return str(value)

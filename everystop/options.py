@@ -30,7 +30,7 @@ class Setting:
     @property
     def flag(self) -> str:
         """Its flag on the command line."""
-        return flag_of(self.name)
+        return "--" + self.name.replace("_", "-")
 
     @property
     def allowed(self) -> str:
@@ -91,8 +91,3 @@ def check(config: Any) -> None:
         value = getattr(config, setting.name)
         if not setting.accepts(value):
             raise ConfigError(f"{setting.flag}: {value!r} is not allowed (allowed: {setting.allowed})")
-
-
-def flag_of(name: str) -> str:
-    """The flag of a setting: `max_num_seqs` is `--max-num-seqs`."""
-    return "--" + name.replace("_", "-")
