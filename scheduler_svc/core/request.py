@@ -49,6 +49,8 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
+    """How a request ended."""
+
     reason: FinishReason
     stats: RequestStats
     token_id: int | None = None

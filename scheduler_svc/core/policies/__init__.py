@@ -1,0 +1,14 @@
+"""Policies by name. A new one is a file beside `fcfs.py` and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduler_svc.core.policies.base import Policy
+from scheduler_svc.core.policies.fcfs import FcfsPolicy
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "fcfs": FcfsPolicy,
+}
+
+__all__ = ["POLICIES", "FcfsPolicy", "Policy"]
