@@ -5,6 +5,7 @@ NOTE: gRPC ignores an option whose name it doesn't know, without a word; tests/u
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 from pathlib import Path
@@ -58,6 +59,17 @@ def write_address_file(path: str, address: str) -> None:
     with os.fdopen(file, "w") as stream:
         stream.write(address)
     Path(temporary).replace(path)
+
+
+async def wait_for_address(file: Path) -> str:
+    """The address in the file that `write_address_file` writes, once it does."""
+    while not (address := _content(file)):  # noqa: ASYNC110  # a file has no event
+        await asyncio.sleep(0.02)
+    return address
+
+
+def _content(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
 
 
 def client_options(ping_interval_ms: int = PING_INTERVAL_MS) -> Options:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from everystop.channel import client_channel, write_address_file
+from everystop.channel import client_channel, wait_for_address, write_address_file
 from everystop.child import ChildExitedError, Children
 from everystop.config import CONFIG_ENVVAR, build, config_option, options, to_flags
 from everystop.options import settings
@@ -97,23 +97,13 @@ async def _start(children: Children, scheduler: SchedulerConfig, executor: Execu
         click.echo(f"Starting the executor ({executor.backend}, model {executor.model}) and the scheduler …", err=True)
         executor = dataclasses.replace(executor, address_file=str(executor_file))
         await children.start("executor", "executor_svc", to_flags(executor))
-        executor_address = await children.until(_read_address(executor_file))
+        executor_address = await children.until(wait_for_address(executor_file))
         scheduler = dataclasses.replace(scheduler, executor_address=executor_address, address_file=str(scheduler_file))
         await children.start("scheduler", "scheduler_svc", to_flags(scheduler))
-        address = await children.until(_read_address(scheduler_file))
+        address = await children.until(wait_for_address(scheduler_file))
     model = await children.until(_wait_until_serving(_reachable(address)))
     click.echo(_banner(address, model))
     return address
-
-
-async def _read_address(file: Path) -> str:
-    while not (address := _content(file)):  # noqa: ASYNC110  # a file has no event
-        await asyncio.sleep(0.02)
-    return address
-
-
-def _content(file: Path) -> str:
-    return file.read_text() if file.exists() else ""
 
 
 async def _wait_until_serving(address: str) -> inference_pb2.GetModelResponse:

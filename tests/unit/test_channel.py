@@ -1,3 +1,4 @@
+import asyncio
 import socket
 from pathlib import Path
 
@@ -44,6 +45,14 @@ def test_the_address_file_appears_whole(tmp_path: Path) -> None:
     channel.write_address_file(str(file), "127.0.0.1:1234")
     assert file.read_text() == "127.0.0.1:1234"
     assert list(tmp_path.iterdir()) == [file]
+
+
+async def test_an_address_is_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "address"
+    waiting = asyncio.create_task(channel.wait_for_address(file))
+    await asyncio.sleep(0)
+    channel.write_address_file(str(file), "127.0.0.1:1234")
+    assert await waiting == "127.0.0.1:1234"
 
 
 def test_no_address_file_is_written_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
