@@ -93,7 +93,8 @@ class Seats:
             assert not is_decode or seat.num_computed_tokens == len(seat.token_ids) - 1
             assert not is_decode or self._decodes[slot].seat is seat
         num_tables = Counter(block_id for seat in self._seats.values() for block_id in seat.block_ids)
-        assert self._num_tables == [num_tables[block_id] for block_id in range(self._limits.num_blocks)]
+        assert sum(self._num_tables) == num_tables.total()
+        assert all(self._num_tables[block_id] == count for block_id, count in num_tables.items())
 
     def _check_turn(self, plan: StepPlan) -> None:
         if plan.epoch != self._epoch:

@@ -47,7 +47,7 @@ class ShadowCache:
     def write(self, sequence: PagedSequence, seat: Seat, num_tokens: int) -> None:
         """Write the next `num_tokens` known tokens of `seat`, after those that it has computed."""
         assert sequence.num_written == seat.num_computed_tokens, (
-            f"request {seat.request_id}: {seat.num_computed_tokens} tokens count as computed, {sequence.num_written} are"
+            f"request {seat.request_id}: {seat.num_computed_tokens} tokens are computed, not {sequence.num_written}"
         )
         first_block = sequence.num_written // self._block_size
         self._extend(sequence, seat, num_tokens)
