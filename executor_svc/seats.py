@@ -64,18 +64,18 @@ class Seats:
 
     def commit(self, batch: StepBatch, output: StepOutput) -> None:
         """Count in what the backend computed for the last applied plan."""
-        token_ids = iter(output.token_ids)
-        has_new_decode = False
+        sampling = [sequence.seat for sequence in batch.scheduled if sequence.samples]
+        assert len(output.token_ids) == len(sampling), (
+            f"the backend chose {len(output.token_ids)} tokens, not {len(sampling)}"
+        )
         for sequence in batch.scheduled:
-            seat = sequence.seat
-            seat.num_computed_tokens += sequence.num_tokens
-            if sequence.samples:
-                seat.token_ids.append(next(token_ids))
-                if seat.slot not in self._decodes:
-                    self._decodes[seat.slot] = ScheduledSequence(seat, num_tokens=1, samples=True)
-                    has_new_decode = True
-        assert next(token_ids, None) is None, "the backend sampled for more sequences than the batch asks for"
-        if has_new_decode:
+            sequence.seat.num_computed_tokens += sequence.num_tokens
+        for seat, token_id in zip(sampling, output.token_ids, strict=True):
+            seat.token_ids.append(token_id)
+        new_decodes = [seat for seat in sampling if seat.slot not in self._decodes]
+        if new_decodes:
+            for seat in new_decodes:
+                self._decodes[seat.slot] = ScheduledSequence(seat, num_tokens=1, samples=True)
             self._decodes = dict(sorted(self._decodes.items()))
 
     def request_ids(self) -> list[str]:
