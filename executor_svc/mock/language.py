@@ -26,6 +26,7 @@ from executor_svc.mock.tokenizer import TURN_END_ID, VOCAB_SIZE
 _FREQUENCIES = {
     " ": 180, "e": 100, "t": 74, "a": 66, "o": 61, "i": 57, "n": 57, "s": 52, "h": 50, "r": 49, "d": 35, "l": 33,
     "u": 23, "c": 23, "m": 20, "w": 19, "f": 18, "g": 16, "y": 16, "p": 16, "b": 12, ",": 10, "v": 8, ".": 8, "k": 6,
+    "x": 2, "j": 1, "q": 1, "z": 1,
 }  # fmt: skip
 _FLOOR = 1e-12
 """Probability of everything else: none in practice, but a bias can raise it."""
