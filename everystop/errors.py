@@ -68,7 +68,9 @@ class ServiceError(Exception):
         """As `google.rpc.Status`, with its details."""
         details: list[any_pb2.Any] = []
 
-        def add(detail: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> None:
+        def add(
+            detail: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo,
+        ) -> None:
             packed = any_pb2.Any()
             packed.Pack(detail)
             details.append(packed)
@@ -101,7 +103,11 @@ def from_rpc_error(error: grpc.RpcError) -> ServiceError:
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # the aio error has the same surface
     reason, field, retry_after_s, metadata = Reason.INTERNAL, None, None, {}
     for detail in status.details if status is not None else ():
-        info, bad_request, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        info, bad_request, retry = (
+            error_details_pb2.ErrorInfo(),
+            error_details_pb2.BadRequest(),
+            error_details_pb2.RetryInfo(),
+        )
         if detail.Unpack(info) and info.reason in Reason.__members__:
             reason, metadata = Reason(info.reason), dict(info.metadata)
         elif detail.Unpack(bad_request) and bad_request.field_violations:

@@ -54,17 +54,17 @@ class ExecutorLink:
     async def receive_forever(self) -> None:
         """Gather results until the connection ends, which sets `lost`. Announces every change."""
         try:
-            async for response in self._call:
+            while isinstance(response := await self._call.read(), pb.ExecuteStepsResponse):
                 if response.WhichOneof("message") != "result":
                     raise _garbage("expected a result")
                 self.results.append(plan_codec.decode_result(response.result))
                 self._on_change()
-            self.lost = _unavailable("the executor closed the stream")
         except grpc.RpcError as error:
             self.lost = from_rpc_error(error)
         except ServiceError as error:
             self.lost = error
         finally:
+            self.lost = self.lost or _unavailable("the executor closed the stream")
             self._on_change()
 
 

@@ -101,7 +101,7 @@ class Loop:
             self.core = self._found_core(executor, self.model.max_model_len)
         else:
             _check_same(self.model.executor, executor)
-            self.core.reset(executor.epoch, executor.num_blocks)
+            self._deliver(self.core.reset(executor.epoch, executor.num_blocks))
             self.model = self._serve(executor, self.model.tokenizer)
         self._had_work = False
         self.stats.num_connections += 1
