@@ -31,7 +31,7 @@ from executor_svc.seats import Seats
 MAX_PLANS_IN_FLIGHT = 8
 """Plans without a result yet; a scheduler that keeps the executor busy has two."""
 
-_STOP_TIMEOUT_S = 5.0
+_STOP_TIMEOUT_S = 3.0
 """How long a step may hold up a stop."""
 
 _Args = TypeVarTuple("_Args")
