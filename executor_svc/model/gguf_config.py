@@ -87,7 +87,7 @@ def _llama3_scaling(file: GgufFile, head_dim: int) -> dict[str, object]:
     """
     low, high, original_length = 1.0, 4.0, 8192
     divisors = file.tensor("rope_freqs.weight")
-    factor = float(divisors.max())
+    factor = round(float(divisors.max()), 3)  # it is float32, and noise there would scale every angle
     theta = file.get(f"{file.architecture}.rope.freq_base", float, 10_000.0)
     wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((original_length / wavelengths - low) / (high - low), 0.0, 1.0)

@@ -128,17 +128,18 @@ def _sentence_piece(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]
         raise file.error(f"has {len(tokens)} tokens but {len(scores)} scores")
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     pieces = {token for token, token_type in zip(tokens, types, strict=True) if token_type == TokenType.NORMAL}
-    merges: list[tuple[float, int, int, str, str]] = []
-    for piece in pieces:
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in pieces and right in pieces:
-                merges.append((-scores[vocab[piece]], vocab[left], vocab[right], left, right))
-    merges.sort()  # the best score first; ids make the order of equals the same everywhere
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in pieces
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+    # The best score first. Of equals the longest left side, which is what SentencePiece, merging from the left, arrives
+    # at in runs of one character; the words themselves then make the order the same everywhere.
+    merges.sort(key=lambda merge: (-scores[vocab[merge[0] + merge[1]]], -len(merge[0]), merge))
     unknown_id = _special_id(file, "unknown", len(tokens))
     unknown = None if unknown_id is None else tokens[unknown_id]
-    pairs = [(left, right) for *_, left, right in merges]
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces_in = normalizers.Replace(" ", "▁")
     spaces_out = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if file.get("tokenizer.ggml.add_space_prefix", bool, True):

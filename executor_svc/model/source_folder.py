@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from pathlib import Path
 
 import structlog
 
-from everystop.errors import invalid
+from everystop.errors import ServiceError, invalid
 from executor_svc.model.source_cache import ModelCache
 
 _OLD_TOKENIZER_FILES = ("tokenizer.model", "vocab.json")
@@ -39,6 +40,8 @@ def usable_folder(folder: Path, cache: ModelCache) -> Path:
 
 
 def _convert(folder: Path, target: Path) -> None:
+    if (folder / "tokenizer.model").is_file() and importlib.util.find_spec("sentencepiece") is None:
+        raise _not_convertible(folder, "that needs the sentencepiece package, once; install it")
     # Imported here: several seconds, and only folders without tokenizer.json need it.
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -55,5 +58,5 @@ def _convert(folder: Path, target: Path) -> None:
             (target / file.name).symlink_to(file)
 
 
-def _not_convertible(folder: Path, why: str) -> Exception:
+def _not_convertible(folder: Path, why: str) -> ServiceError:
     return invalid("model", f"{folder} has no tokenizer.json, and its tokenizer can't be converted: {why}")
