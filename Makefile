@@ -48,7 +48,7 @@ proto: .venv-proto/.installed ## Generate the gRPC code from protos/
 	@scripts/generate_stubs.sh .
 
 model: .venv/.installed ## Fetch the default model
-	$(SAY) "Looking for the default model (the first time fetches about 150 MB and converts it)"
+	$(SAY) "Looking for the default model (the first time fetches 93 MB and converts them)"
 	@$(BIN)/python -m executor_svc.model.source
 
 compose: ## Run the service in containers, until Ctrl-C
