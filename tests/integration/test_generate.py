@@ -216,8 +216,8 @@ def test_a_slow_reader_slows_no_one_and_loses_nothing(server):
 
     async def scenario() -> None:
         async with AsyncClient(server.address) as slow_client, AsyncClient(server.address) as fast_client:
-            want = await fast_client.complete("slow", max_tokens=4000, temperature=0.0)
-            slow = slow_client.generate("slow", max_tokens=4000, temperature=0.0)
+            want = await fast_client.complete("slow", max_tokens=1500, temperature=0.0)
+            slow = slow_client.generate("slow", max_tokens=1500, temperature=0.0)
             got = [await anext(slow)]
             fast = asyncio.gather(
                 *[fast_client.complete(f"fast {i}", max_tokens=200, temperature=0.0) for i in range(8)]
