@@ -1,7 +1,9 @@
 """`everystop generate`: one prompt in, its continuation out."""
+# ruff: noqa: ASYNC109  # a timeout is sent along as the call's deadline
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import sys
@@ -9,8 +11,8 @@ from typing import Unpack
 
 import click
 
-from everystop.client import Client, Delta, Event, Finished, FinishReason, GenerateOptions
-from everystop.commands.shared import address_option, answer_options, connected
+from everystop.client import AsyncClient, Delta, Event, Finished, FinishReason, GenerateOptions
+from everystop.commands.shared import address_option, answer_options, errors_in_one_line
 
 _EXIT_INTERRUPTED = 130
 """What shells report for a program that Ctrl-C ended."""
@@ -35,16 +37,12 @@ def generate(
         raise click.UsageError("--logprobs and --prompt-logprobs need --json")
     if prompt == "-":
         prompt = _read_prompt()
-    with connected(address) as client:
-        try:
-            if as_json:
-                completion = client.complete(prompt, timeout=timeout, **options)
-                # The only values that JSON lacks are bytes of tokens: they become lists of integers.
-                click.echo(json.dumps(dataclasses.asdict(completion), default=list))
-            else:
-                _stream(client, prompt, timeout, options)
-        except KeyboardInterrupt:
-            sys.exit(_EXIT_INTERRUPTED)
+    answering = _print_json if as_json else _stream_text
+    try:
+        with errors_in_one_line(address):
+            asyncio.run(answering(address, prompt, timeout, options))
+    except KeyboardInterrupt:
+        sys.exit(_EXIT_INTERRUPTED)
 
 
 def _read_prompt() -> str:
@@ -54,14 +52,22 @@ def _read_prompt() -> str:
         raise click.ClickException(f"standard input is not UTF-8: {error}") from error
 
 
-def _stream(client: Client, prompt: str, timeout: float | None, options: GenerateOptions) -> None:
+async def _print_json(address: str, prompt: str, timeout: float | None, options: GenerateOptions) -> None:
+    async with AsyncClient(address) as client:
+        completion = await client.complete(prompt, timeout=timeout, **options)
+    # The only values that JSON lacks are bytes of tokens: they become lists of integers.
+    click.echo(json.dumps(dataclasses.asdict(completion), default=list))
+
+
+async def _stream_text(address: str, prompt: str, timeout: float | None, options: GenerateOptions) -> None:
     event: Event | None = None
     has_text = False
     try:
-        for event in client.generate(prompt, timeout=timeout, **options):
-            if isinstance(event, Delta):
-                click.echo(event.text, nl=False)
-                has_text = has_text or bool(event.text)
+        async with AsyncClient(address) as client:
+            async for event in client.generate(prompt, timeout=timeout, **options):
+                if isinstance(event, Delta):
+                    click.echo(event.text, nl=False)
+                    has_text = has_text or bool(event.text)
     finally:
         if has_text:
             click.echo()  # whatever ended the answer, what follows starts on a line of its own

@@ -1,4 +1,8 @@
-"""What the commands share: where the scheduler is, how to answer, and errors in one line."""
+"""What the commands share: where the scheduler is, how to answer, and errors in one line.
+
+NOTE: commands use the asynchronous client, because an event loop takes Ctrl-C at a safe point. A KeyboardInterrupt in
+the midst of synchronous gRPC can leave a call half made, and closing the channel then waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ from typing import Any, TypeVar
 import click
 import grpc
 
-from everystop.client import Client
 from everystop.errors import Reason, ServiceError
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
@@ -61,13 +64,12 @@ def answer_options(function: _FunctionT) -> _FunctionT:
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[Client]:
-    """A client of the scheduler at `address`; what it raises ends the command with one line and exit code 1."""
-    with Client(address) as client:
-        try:
-            yield client
-        except ServiceError as error:
-            raise click.ClickException(in_one_line(error, address)) from error
+def errors_in_one_line(address: str) -> Iterator[None]:
+    """What the scheduler refuses ends the command with one line and exit code 1."""
+    try:
+        yield
+    except ServiceError as error:
+        raise click.ClickException(in_one_line(error, address)) from error
 
 
 def in_one_line(error: ServiceError, address: str) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import json
-import time
+from collections.abc import Callable
 
 import click
 from google.protobuf import json_format
 
-from everystop.commands.shared import address_option, connected
+from everystop.client import AsyncClient
+from everystop.commands.shared import address_option, errors_in_one_line
 from everystop.scheduler.v1 import admin_pb2 as pb
 
 _ANSWER_WITHIN_S = 10.0
@@ -28,18 +32,22 @@ _ANSWER_WITHIN_S = 10.0
 )
 def status(address: str, as_json: bool, watch: bool, interval: float) -> None:
     """Say what the scheduler is doing. Fails when none answers."""
-    with connected(address) as client:
-        try:
-            while True:
-                snapshot = client.get_status(timeout=_ANSWER_WITHIN_S)
-                if watch:
-                    click.clear()  # does nothing when the output is no terminal
-                click.echo(_as_json(snapshot) if as_json else in_words(snapshot, address))
-                if not watch:
-                    return
-                time.sleep(interval)
-        except KeyboardInterrupt:
-            return
+    show = _as_json if as_json else functools.partial(in_words, address=address)
+    with errors_in_one_line(address), contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_watch(address, show, interval if watch else None))
+
+
+async def _watch(address: str, show: Callable[[pb.GetStatusResponse], str], interval_s: float | None) -> None:
+    """Print a snapshot, and another one every `interval_s` seconds if that is given."""
+    async with AsyncClient(address) as client:
+        while True:
+            snapshot = await client.get_status(timeout=_ANSWER_WITHIN_S)
+            if interval_s is None:
+                click.echo(show(snapshot))
+                return
+            click.clear()  # does nothing when the output is no terminal
+            click.echo(show(snapshot))
+            await asyncio.sleep(interval_s)
 
 
 def _as_json(snapshot: pb.GetStatusResponse) -> str:
@@ -59,7 +67,8 @@ _STATES = {
 def in_words(snapshot: pb.GetStatusResponse, address: str) -> str:
     """The snapshot as a few sentences, one a line."""
     state = _STATES.get(snapshot.state, "is in a state that this client does not know")
-    reason = f" ({snapshot.state_reason})" if snapshot.state_reason else ""
+    is_plain = snapshot.state == pb.SCHEDULER_STATE_SERVING
+    reason = "" if is_plain or not snapshot.state_reason else f" ({snapshot.state_reason})"
     lines = [
         f"Scheduler {snapshot.version} at {address} {state}{reason}, up {_duration(snapshot.uptime_s)}.",
         f"Requests: {snapshot.num_running} running, {snapshot.num_waiting} waiting.",

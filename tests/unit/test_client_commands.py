@@ -78,6 +78,7 @@ def test_says_what_went_wrong_in_one_line(error: ServiceError, line: str) -> Non
 SERVING = pb.GetStatusResponse(
     version="1.2.3",
     state=pb.SCHEDULER_STATE_SERVING,
+    state_reason="an executor is connected",
     num_running=3,
     num_waiting=2,
     blocks=pb.BlockUsage(num_blocks=4096, num_used_blocks=1024, block_size=16),
