@@ -39,11 +39,10 @@ ARG PIP_ARGS=""
 ARG TORCH_SPEC=torch==2.13.0
 ARG EXTRAS=executor
 # The large part first: it stays cached when the code changes.
-COPY constraints.txt ./all-constraints.txt
-RUN grep -v '^torch==' all-constraints.txt > constraints.txt && pip install ${PIP_ARGS} -c constraints.txt "${TORCH_SPEC}"
+COPY constraints.txt /
+RUN { grep -v '^torch==' /constraints.txt; echo "${TORCH_SPEC}"; } > /pinned.txt && pip install ${PIP_ARGS} -c /pinned.txt torch
 COPY . .
-RUN grep -v '^torch==' all-constraints.txt > constraints.txt \
-    && pip install ${PIP_ARGS} -c constraints.txt "${TORCH_SPEC}" ".[${EXTRAS}]"
+RUN pip install ${PIP_ARGS} -c /pinned.txt ".[${EXTRAS}]"
 
 FROM service AS executor
 USER root

@@ -114,9 +114,9 @@ def test_the_command_in_the_banner_works(serve: Serve) -> None:
 
 
 def test_the_mock_is_ready_within_two_seconds(serve: Serve) -> None:
-    # The best of three: the machine may be busy with other things.
-    durations_s = []
-    for _ in range(3):
+    # Up to five tries: the machine may be busy with other things.
+    durations_s: list[float] = []
+    while min(durations_s, default=9.0) >= 2.0 and len(durations_s) < 5:
         served = serve()
         served.wait_ready()
         durations_s.append(time.monotonic() - served.started_at)
