@@ -20,7 +20,7 @@ def executor(config: ExecutorConfig) -> None:
     """Load the model, then serve until SIGINT or SIGTERM. The port opens when the model is loaded."""
     log.configure(config.log_format, config.log_level)
     try:
-        is_broken = asyncio.run(_run(config, _load(config)))
+        is_broken = asyncio.run(_run(config, load_backend(config)))
     except ServiceError as error:
         raise click.ClickException(error.message) from error
     except OSError as error:
@@ -29,8 +29,9 @@ def executor(config: ExecutorConfig) -> None:
         raise click.ClickException("the backend is broken; the log says why")
 
 
-def _load(config: ExecutorConfig) -> Backend:
-    """The backend that `config` names. Imported here: each brings libraries that the others must not load."""
+def load_backend(config: ExecutorConfig) -> Backend:
+    """The backend that `config` names, loaded. Raises ServiceError when it can't be."""
+    # Imported here: each brings libraries that the others must not load.
     if config.backend == "mock":
         from executor_svc.mock import MockBackend
 

@@ -126,7 +126,7 @@ from executor_svc import __main__, server
 
 async def main():
     config = ExecutorConfig(backend="mock", listen="127.0.0.1:0", address_file={str(tmp_path / "address")!r})
-    running = await server.start(config, __main__._load(config))
+    running = await server.start(config, __main__.load_backend(config))
     await running.stop()
 
 asyncio.run(main())
