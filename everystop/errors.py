@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 DOMAIN = "everystop"
@@ -33,6 +33,9 @@ class Reason(enum.StrEnum):
     EXECUTION_FAILED = "EXECUTION_FAILED"
     """The executor could not compute this one request."""
     INTERNAL = "INTERNAL"
+    """A bug on the other side."""
+    TRANSPORT = "TRANSPORT"
+    """gRPC itself ended the call: nobody listens, the deadline has passed, a message is too large."""
     PROTOCOL_VERSION = "PROTOCOL_VERSION"
     STALE_EPOCH = "STALE_EPOCH"
     STEP_GAP = "STEP_GAP"
@@ -101,7 +104,7 @@ def from_rpc_error(error: grpc.RpcError) -> ServiceError:
     """What a client raises: the typed form of a failed call. Also takes errors without details."""
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # the aio error has the same surface
-    reason, field, retry_after_s, metadata = Reason.INTERNAL, None, None, {}
+    reason, field, retry_after_s, metadata = Reason.TRANSPORT, None, None, {}
     for detail in status.details if status is not None else ():
         info, bad_request, retry = (
             error_details_pb2.ErrorInfo(),
@@ -117,6 +120,3 @@ def from_rpc_error(error: grpc.RpcError) -> ServiceError:
     return ServiceError(
         error.code(), reason, error.details() or "", field=field, retry_after_s=retry_after_s, metadata=metadata
     )
-
-
-__all__ = ["DOMAIN", "Reason", "ServiceError", "code_pb2", "from_rpc_error", "invalid"]

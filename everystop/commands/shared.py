@@ -74,7 +74,7 @@ def errors_in_one_line(address: str) -> Iterator[None]:
 
 def in_one_line(error: ServiceError, address: str) -> str:
     """Say what went wrong, and what to do where that is known."""
-    if error.code is grpc.StatusCode.UNAVAILABLE and error.reason is Reason.INTERNAL:
+    if error.code is grpc.StatusCode.UNAVAILABLE and error.reason is Reason.TRANSPORT:
         # The scheduler's own UNAVAILABLE has another reason: nobody wrote this one.
         return f"no scheduler at {address}; start one with `everystop serve`"
     if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -54,7 +54,7 @@ def test_says_why_an_answer_ended(reason: FinishReason, matched_stop: str | int 
     ("error", "line"),
     [
         (
-            ServiceError(grpc.StatusCode.UNAVAILABLE, Reason.INTERNAL, "failed to connect to all addresses"),
+            ServiceError(grpc.StatusCode.UNAVAILABLE, Reason.TRANSPORT, "failed to connect to all addresses"),
             "no scheduler at host:1; start one with `everystop serve`",
         ),
         (
@@ -62,7 +62,7 @@ def test_says_why_an_answer_ended(reason: FinishReason, matched_stop: str | int 
             "no executor has answered yet (UNAVAILABLE)",
         ),
         (
-            ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, Reason.INTERNAL, "Deadline Exceeded"),
+            ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, Reason.TRANSPORT, "Deadline Exceeded"),
             "the time is up (--timeout)",
         ),
         (
