@@ -107,9 +107,13 @@ class Scheduler:
                 draft.compute(seating, 1)
 
     def _continue_prefills(self, draft: StepDraft) -> None:
-        """The next chunk of each, in the policy's order, while the budget lasts; their blocks they have already."""
+        """The next chunk of each, in the policy's order; their blocks they have already.
+
+        The budget lasts for all of them. The last one boarded when the others had taken a whole chunk each, or one that
+        made them decodes, and found at least a token left; the others take no more than they did then.
+        """
         for seating in self._roster.running:
-            if draft.num_tokens_left and not seating.is_decoding:
+            if not seating.is_decoding:
                 self._compute_chunk(seating, draft)
 
     def _board_waiting(self, draft: StepDraft, now: float) -> None:

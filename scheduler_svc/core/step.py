@@ -71,6 +71,7 @@ class StepDraft:
 
     def compute(self, seating: Seating, num_tokens: int) -> None:
         """Let a sequence catch up by `num_tokens`; when it has caught up, it samples the next one."""
+        assert 1 <= num_tokens <= self.num_tokens_left
         start = seating.num_computed_tokens
         if not seating.is_decoding:
             self._chunks.append(ScheduledChunk(seating, start, num_tokens))
