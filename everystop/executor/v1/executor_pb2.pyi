@@ -245,6 +245,7 @@ class NewSequence(google.protobuf.message.Message):
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: builtins.int
     BLOCK_IDS_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     slot: builtins.int
     request_id: builtins.str
     attempt: builtins.int
@@ -252,6 +253,8 @@ class NewSequence(google.protobuf.message.Message):
     num_prompt_tokens: builtins.int
     num_computed_tokens: builtins.int
     """Tokens whose keys and values already stand in the first blocks."""
+    traceparent: builtins.str
+    """W3C trace context of the request; empty when it is not traced."""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Prompt and answer so far."""
@@ -271,9 +274,10 @@ class NewSequence(google.protobuf.message.Message):
         num_computed_tokens: builtins.int = ...,
         block_ids: collections.abc.Iterable[builtins.int] | None = ...,
         sampling: Global___SamplingParams | None = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "block_ids", b"block_ids", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slot", b"slot", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "block_ids", b"block_ids", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "slot", b"slot", "token_ids", b"token_ids", "traceparent", b"traceparent"]) -> None: ...
 
 Global___NewSequence: typing_extensions.TypeAlias = NewSequence
 

@@ -24,27 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"everystop/scheduler/v1/admin.proto\x12\x16\x65verystop.scheduler.v1\"\x12\n\x10GetStatusRequest\"\xfd\x02\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x35\n\x05state\x18\x02 \x01(\x0e\x32&.everystop.scheduler.v1.SchedulerState\x12\x14\n\x0cstate_reason\x18\x03 \x01(\t\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x32\n\x06\x62locks\x18\x06 \x01(\x0b\x32\".everystop.scheduler.v1.BlockUsage\x12,\n\x05knobs\x18\x07 \x01(\x0b\x32\x1d.everystop.scheduler.v1.Knobs\x12\x38\n\x08\x65xecutor\x18\x08 \x01(\x0b\x32&.everystop.scheduler.v1.ExecutorStatus\x12\x32\n\x08\x63ounters\x18\t \x01(\x0b\x32 .everystop.scheduler.v1.Counters\x12\x10\n\x08uptime_s\x18\n \x01(\x01\"M\n\nBlockUsage\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x17\n\x0fnum_used_blocks\x18\x02 \x01(\r\x12\x12\n\nblock_size\x18\x03 \x01(\r\"\xa4\x01\n\x05Knobs\x12\x14\n\x0cmax_num_seqs\x18\x01 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x19\n\x11max_prefill_chunk\x18\x04 \x01(\r\x12\x11\n\twatermark\x18\x05 \x01(\x01\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\x10\n\x08\x62\x61tching\x18\x07 \x01(\t\"\x83\x01\n\x0e\x45xecutorStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x12\n\nidle_share\x18\x07 \x01(\x01\"\xb4\x02\n\x08\x43ounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x14\n\x0cnum_requests\x18\x02 \x01(\x04\x12\x14\n\x0cnum_finished\x18\x03 \x01(\x04\x12\x15\n\rnum_cancelled\x18\x04 \x01(\x04\x12\x12\n\nnum_failed\x18\x05 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x08 \x01(\x04\x12\x1d\n\x15num_recomputed_tokens\x18\t \x01(\x04\x12 \n\x18num_executor_connections\x18\n \x01(\x04\x12\x16\n\x0enum_plan_bytes\x18\x0b \x01(\x04\x12\x16\n\x0eplan_bytes_p50\x18\x0c \x01(\r*\x8c\x01\n\x0eSchedulerState\x12\x1f\n\x1bSCHEDULER_STATE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSCHEDULER_STATE_CONNECTING\x10\x01\x12\x1b\n\x17SCHEDULER_STATE_SERVING\x10\x02\x12\x1c\n\x18SCHEDULER_STATE_DRAINING\x10\x03\x32p\n\x0c\x41\x64minService\x12`\n\tGetStatus\x12(.everystop.scheduler.v1.GetStatusRequest\x1a).everystop.scheduler.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"everystop/scheduler/v1/admin.proto\x12\x16\x65verystop.scheduler.v1\"0\n\x0c\x44rainRequest\x12\x14\n\x07grace_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\"\x12\n\x10GetStatusRequest\"\xfd\x02\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x35\n\x05state\x18\x02 \x01(\x0e\x32&.everystop.scheduler.v1.SchedulerState\x12\x14\n\x0cstate_reason\x18\x03 \x01(\t\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x32\n\x06\x62locks\x18\x06 \x01(\x0b\x32\".everystop.scheduler.v1.BlockUsage\x12,\n\x05knobs\x18\x07 \x01(\x0b\x32\x1d.everystop.scheduler.v1.Knobs\x12\x38\n\x08\x65xecutor\x18\x08 \x01(\x0b\x32&.everystop.scheduler.v1.ExecutorStatus\x12\x32\n\x08\x63ounters\x18\t \x01(\x0b\x32 .everystop.scheduler.v1.Counters\x12\x10\n\x08uptime_s\x18\n \x01(\x01\"M\n\nBlockUsage\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x17\n\x0fnum_used_blocks\x18\x02 \x01(\r\x12\x12\n\nblock_size\x18\x03 \x01(\r\"\xa4\x01\n\x05Knobs\x12\x14\n\x0cmax_num_seqs\x18\x01 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x19\n\x11max_prefill_chunk\x18\x04 \x01(\r\x12\x11\n\twatermark\x18\x05 \x01(\x01\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\x10\n\x08\x62\x61tching\x18\x07 \x01(\t\"\x83\x01\n\x0e\x45xecutorStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x12\n\nidle_share\x18\x07 \x01(\x01\"\xb4\x02\n\x08\x43ounters\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x14\n\x0cnum_requests\x18\x02 \x01(\x04\x12\x14\n\x0cnum_finished\x18\x03 \x01(\x04\x12\x15\n\rnum_cancelled\x18\x04 \x01(\x04\x12\x12\n\nnum_failed\x18\x05 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x08 \x01(\x04\x12\x1d\n\x15num_recomputed_tokens\x18\t \x01(\x04\x12 \n\x18num_executor_connections\x18\n \x01(\x04\x12\x16\n\x0enum_plan_bytes\x18\x0b \x01(\x04\x12\x16\n\x0eplan_bytes_p50\x18\x0c \x01(\r*\x8c\x01\n\x0eSchedulerState\x12\x1f\n\x1bSCHEDULER_STATE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSCHEDULER_STATE_CONNECTING\x10\x01\x12\x1b\n\x17SCHEDULER_STATE_SERVING\x10\x02\x12\x1c\n\x18SCHEDULER_STATE_DRAINING\x10\x03\x32\xc6\x01\n\x0c\x41\x64minService\x12`\n\tGetStatus\x12(.everystop.scheduler.v1.GetStatusRequest\x1a).everystop.scheduler.v1.GetStatusResponse\x12T\n\x05\x44rain\x12$.everystop.scheduler.v1.DrainRequest\x1a%.everystop.scheduler.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'everystop.scheduler.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCHEDULERSTATE']._serialized_start=1158
-  _globals['_SCHEDULERSTATE']._serialized_end=1298
-  _globals['_GETSTATUSREQUEST']._serialized_start=62
-  _globals['_GETSTATUSREQUEST']._serialized_end=80
-  _globals['_GETSTATUSRESPONSE']._serialized_start=83
-  _globals['_GETSTATUSRESPONSE']._serialized_end=464
-  _globals['_BLOCKUSAGE']._serialized_start=466
-  _globals['_BLOCKUSAGE']._serialized_end=543
-  _globals['_KNOBS']._serialized_start=546
-  _globals['_KNOBS']._serialized_end=710
-  _globals['_EXECUTORSTATUS']._serialized_start=713
-  _globals['_EXECUTORSTATUS']._serialized_end=844
-  _globals['_COUNTERS']._serialized_start=847
-  _globals['_COUNTERS']._serialized_end=1155
-  _globals['_ADMINSERVICE']._serialized_start=1300
-  _globals['_ADMINSERVICE']._serialized_end=1412
+  _globals['_SCHEDULERSTATE']._serialized_start=1247
+  _globals['_SCHEDULERSTATE']._serialized_end=1387
+  _globals['_DRAINREQUEST']._serialized_start=62
+  _globals['_DRAINREQUEST']._serialized_end=110
+  _globals['_DRAINRESPONSE']._serialized_start=112
+  _globals['_DRAINRESPONSE']._serialized_end=149
+  _globals['_GETSTATUSREQUEST']._serialized_start=151
+  _globals['_GETSTATUSREQUEST']._serialized_end=169
+  _globals['_GETSTATUSRESPONSE']._serialized_start=172
+  _globals['_GETSTATUSRESPONSE']._serialized_end=553
+  _globals['_BLOCKUSAGE']._serialized_start=555
+  _globals['_BLOCKUSAGE']._serialized_end=632
+  _globals['_KNOBS']._serialized_start=635
+  _globals['_KNOBS']._serialized_end=799
+  _globals['_EXECUTORSTATUS']._serialized_start=802
+  _globals['_EXECUTORSTATUS']._serialized_end=933
+  _globals['_COUNTERS']._serialized_start=936
+  _globals['_COUNTERS']._serialized_end=1244
+  _globals['_ADMINSERVICE']._serialized_start=1390
+  _globals['_ADMINSERVICE']._serialized_end=1588
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,40 @@ SCHEDULER_STATE_DRAINING: SchedulerState.ValueType  # 3
 Global___SchedulerState: typing_extensions.TypeAlias = SchedulerState
 
 @typing.final
+class DrainRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GRACE_S_FIELD_NUMBER: builtins.int
+    grace_s: builtins.float
+    """Seconds after which what still runs is ended with UNAVAILABLE. When left out: as the scheduler was started."""
+    def __init__(
+        self,
+        *,
+        grace_s: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_grace_s", b"_grace_s", "grace_s", b"grace_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_grace_s", b"_grace_s", "grace_s", b"grace_s"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_grace_s", b"_grace_s"]) -> typing.Literal["grace_s"] | None: ...
+
+Global___DrainRequest: typing_extensions.TypeAlias = DrainRequest
+
+@typing.final
+class DrainResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_REQUESTS_FIELD_NUMBER: builtins.int
+    num_requests: builtins.int
+    """Requests that are still to finish."""
+    def __init__(
+        self,
+        *,
+        num_requests: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_requests", b"num_requests"]) -> None: ...
+
+Global___DrainResponse: typing_extensions.TypeAlias = DrainResponse
+
+@typing.final
 class GetStatusRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

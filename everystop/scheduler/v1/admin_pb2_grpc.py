@@ -40,6 +40,11 @@ class AdminServiceStub(object):
                 request_serializer=everystop_dot_scheduler_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=everystop_dot_scheduler_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/everystop.scheduler.v1.AdminService/Drain',
+                request_serializer=everystop_dot_scheduler_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=everystop_dot_scheduler_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -53,6 +58,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Drain refuses new requests from now on, lets those that are in finish, and then ends the process. It answers at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=everystop_dot_scheduler_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=everystop_dot_scheduler_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=everystop_dot_scheduler_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=everystop_dot_scheduler_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class AdminService(object):
             '/everystop.scheduler.v1.AdminService/GetStatus',
             everystop_dot_scheduler_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             everystop_dot_scheduler_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everystop.scheduler.v1.AdminService/Drain',
+            everystop_dot_scheduler_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            everystop_dot_scheduler_dot_v1_dot_admin__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,7 +41,23 @@ _AdminServiceGetStatusType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType]):
+_AdminServiceDrainType = typing_extensions.TypeVar(
+    '_AdminServiceDrainType',
+    grpc.UnaryUnaryMultiCallable[
+        everystop.scheduler.v1.admin_pb2.DrainRequest,
+        everystop.scheduler.v1.admin_pb2.DrainResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        everystop.scheduler.v1.admin_pb2.DrainRequest,
+        everystop.scheduler.v1.admin_pb2.DrainResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        everystop.scheduler.v1.admin_pb2.DrainRequest,
+        everystop.scheduler.v1.admin_pb2.DrainResponse,
+    ],
+)
+
+class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceDrainType]):
     """AdminService is for operators."""
 
     @typing.overload
@@ -49,6 +65,10 @@ class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType]):
         grpc.UnaryUnaryMultiCallable[
             everystop.scheduler.v1.admin_pb2.GetStatusRequest,
             everystop.scheduler.v1.admin_pb2.GetStatusResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            everystop.scheduler.v1.admin_pb2.DrainRequest,
+            everystop.scheduler.v1.admin_pb2.DrainResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -58,15 +78,26 @@ class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType]):
             everystop.scheduler.v1.admin_pb2.GetStatusRequest,
             everystop.scheduler.v1.admin_pb2.GetStatusResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            everystop.scheduler.v1.admin_pb2.DrainRequest,
+            everystop.scheduler.v1.admin_pb2.DrainResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetStatus: _AdminServiceGetStatusType
     """GetStatus is a snapshot, true at the end of the last step."""
 
+    Drain: _AdminServiceDrainType
+    """Drain refuses new requests from now on, lets those that are in finish, and then ends the process. It answers at once."""
+
 AdminServiceAsyncStub: typing_extensions.TypeAlias = AdminServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         everystop.scheduler.v1.admin_pb2.GetStatusRequest,
         everystop.scheduler.v1.admin_pb2.GetStatusResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        everystop.scheduler.v1.admin_pb2.DrainRequest,
+        everystop.scheduler.v1.admin_pb2.DrainResponse,
     ],
 ]
 
@@ -80,5 +111,13 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[everystop.scheduler.v1.admin_pb2.GetStatusResponse, collections.abc.Awaitable[everystop.scheduler.v1.admin_pb2.GetStatusResponse]]:
         """GetStatus is a snapshot, true at the end of the last step."""
+
+    @abc.abstractmethod
+    def Drain(
+        self,
+        request: everystop.scheduler.v1.admin_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[everystop.scheduler.v1.admin_pb2.DrainResponse, collections.abc.Awaitable[everystop.scheduler.v1.admin_pb2.DrainResponse]]:
+        """Drain refuses new requests from now on, lets those that are in finish, and then ends the process. It answers at once."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

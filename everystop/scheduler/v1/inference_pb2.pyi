@@ -53,6 +53,7 @@ class GenerateRequest(google.protobuf.message.Message):
     OUTPUT_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
+    RESUME_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Names the request in logs, errors and the accepted event. Drawn by the server when left out. Must not be in use."""
     text: builtins.str
@@ -81,6 +82,10 @@ class GenerateRequest(google.protobuf.message.Message):
     def output(self) -> Global___OutputOptions:
         """What to report beside the text."""
 
+    @property
+    def resume(self) -> Global___Resume:
+        """Goes on with an answer whose stream broke."""
+
     def __init__(
         self,
         *,
@@ -93,9 +98,10 @@ class GenerateRequest(google.protobuf.message.Message):
         output: Global___OutputOptions | None = ...,
         priority: builtins.int | None = ...,
         tenant: builtins.str = ...,
+        resume: Global___Resume | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_priority", b"_priority", "_request_id", b"_request_id", "chat", b"chat", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_priority", b"_priority", "_request_id", b"_request_id", "chat", b"chat", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_priority", b"_priority", "_request_id", b"_request_id", "chat", b"chat", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_priority", b"_priority", "_request_id", b"_request_id", "chat", b"chat", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
     @typing.overload
@@ -104,6 +110,29 @@ class GenerateRequest(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["text", "token_ids", "chat"] | None: ...
 
 Global___GenerateRequest: typing_extensions.TypeAlias = GenerateRequest
+
+@typing.final
+class Resume(google.protobuf.message.Message):
+    """What the client has of an answer whose stream broke. Everything else of the request must be as it was, and the seed the
+    one that was reported. The answer goes on behind these tokens as if the stream had never broken: text, stop strings,
+    penalties, limits and usage count them, events tell only what is new.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    @property
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Every token that the client got, in order."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["token_ids", b"token_ids"]) -> None: ...
+
+Global___Resume: typing_extensions.TypeAlias = Resume
 
 @typing.final
 class TokenIds(google.protobuf.message.Message):
