@@ -24,9 +24,11 @@ class CoreConfig:
     """The most tokens of one sequence in one step."""
     watermark: float
     """Share of the blocks that boarding leaves free, for the running sequences to grow into."""
+    max_losses: int = 3
+    """Lost executors that a request may have taken part in, without getting further, before it is given up."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "num_blocks", "vocab_size", "max_num_seqs", "max_prefill_chunk"):
+        for name in ("block_size", "num_blocks", "vocab_size", "max_num_seqs", "max_prefill_chunk", "max_losses"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.max_model_len < 2:

@@ -16,6 +16,8 @@ def take_result(step: InFlightStep, result: StepResult, roster: Roster, now: flo
     dropped.
     """
     outputs = _take_failures(step, result, roster)
+    for chunk in step.chunks:
+        chunk.seating.sequence.take_chunk(chunk.start + chunk.num_tokens)
     prompt_logprobs = _take_prompt_logprobs(step, result)
     sampled_logprobs = {entry.slot: entry for entry in result.logprobs if not entry.is_prompt}
     for seating, token_id in zip(step.sampling, result.token_ids, strict=True):

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from everystop.plan import StepPlan, StepResult
+from scheduler_svc.core import losses
 from scheduler_svc.core.batching import BATCHINGS
 from scheduler_svc.core.config import CoreConfig
 from scheduler_svc.core.errors import RequestTooLargeError, ResultMismatchError
@@ -67,20 +68,30 @@ class Scheduler:
         self._roster.end(sequence)
         return sequence.stats()
 
-    def reset(self, epoch: int, num_blocks: int | None = None) -> list[Output]:
+    def reset(self, epoch: int, num_blocks: int | None = None, *, is_loss: bool = True) -> list[Output]:
         """The executor is new: forget what the last one held and had in flight, and compute all of it again.
 
         All that were seated wait again, in the policy's order; tokens that were delivered are not delivered again.
-        With fewer blocks, requests that no longer fit even alone end here, FAILED; returns their outputs.
+        `is_loss`: the last one did not leave in good order, so those in its last steps may be why (`core.losses`).
+        Those that are given up end here, FAILED, and so do those that fewer blocks can't hold even alone; returns
+        their outputs.
         """
+        if is_loss:
+            losses.count_loss(self._in_flight)
         if num_blocks is not None:
             self._config = replace(self._config, num_blocks=num_blocks)
         self._epoch = epoch
         self._last_step_id = 0
         self._in_flight.clear()
         self._roster.move_to(self._config)
-        too_large = [s for s in self._roster.requests.values() if not _fits(s.request, self._config)]
-        return [fail(s, str(_too_large(s.request, self._config)), self._roster) for s in too_large]
+        reasons = [(sequence, self._reason_to_fail(sequence)) for sequence in self._roster.requests.values()]
+        return [fail(sequence, reason, self._roster) for sequence, reason in reasons if reason is not None]
+
+    def _reason_to_fail(self, sequence: Sequence) -> str | None:
+        """Why a new executor can't take a sequence; None when it can."""
+        if sequence.num_losses >= self._config.max_losses:
+            return f"executors were lost in {sequence.num_losses} attempts at the same step of this request"
+        return None if _fits(sequence.request, self._config) else str(_too_large(sequence.request, self._config))
 
     # -- decide ------------------------------------------------------------------------------------------------------
 
@@ -124,9 +135,10 @@ class Scheduler:
         roster = self._roster
         self._batching.begin_boarding(roster.waiting, self.num_running)
         while roster.waiting and draft.num_tokens_left and roster.occupancy.num_free_seats:
-            if not self._batching.may_board(roster.waiting.head):
+            head = roster.waiting.head
+            if not (self._batching.may_board(head) and losses.may_board(head, roster.occupancy.running)):
                 return
-            seating = roster.board(roster.waiting.head, now)
+            seating = roster.board(head, now)
             if seating is None:
                 self._batching.on_out_of_blocks()
                 return
@@ -191,6 +203,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences in line for a seat, preempted ones included."""
         return len(self._roster.waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompts and answers so far of all that wait."""
+        return self._roster.waiting.num_tokens
 
     @property
     def num_used_blocks(self) -> int:

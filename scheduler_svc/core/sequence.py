@@ -32,6 +32,10 @@ class Sequence:
     first_token_time: float | None = None
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
+    num_losses: int = 0
+    """Executors that were lost in steps that it took part in, since it last got further than ever before."""
+    _num_computed_tokens: int = 0
+    """The most tokens that results said were computed, in any attempt."""
     _num_prompt_logprobs: int = 0
     """Rows of prompt log-probabilities taken so far; row i is about prompt token i + 1."""
 
@@ -65,6 +69,7 @@ class Sequence:
     def take_token(self, token_id: int, now: float) -> FinishReason | None:
         """Append an observed token; why the sequence ends with it, or None."""
         self.token_ids.append(token_id)
+        self.num_losses = 0
         if self.first_token_time is None:
             self.first_token_time = now
         if token_id in self.request.eos_token_ids:
@@ -72,6 +77,12 @@ class Sequence:
         if token_id in self.request.stop_token_ids:
             return FinishReason.STOP_TOKEN
         return FinishReason.LENGTH if len(self.token_ids) == self.max_num_tokens else None
+
+    def take_chunk(self, num_computed_tokens: int) -> None:
+        """Note that a result said that so many tokens are computed."""
+        if num_computed_tokens > self._num_computed_tokens:
+            self._num_computed_tokens = num_computed_tokens
+            self.num_losses = 0
 
     def take_prompt_logprobs(self, start: int, rows: SequenceLogprobs) -> SequenceLogprobs | None:
         """What is new in `rows`, which begin with row `start`; None when an earlier attempt has brought them all."""

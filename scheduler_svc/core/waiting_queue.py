@@ -19,6 +19,8 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
+        self.num_tokens = 0
+        """Prompts and answers so far of all that wait."""
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -34,14 +36,17 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Take its place by `order`."""
         insort(self._sequences, sequence, key=_order)
+        self.num_tokens += len(sequence.token_ids)
 
     def remove(self, sequence: Sequence) -> None:
         """Leave the line."""
         index = bisect_left(self._sequences, sequence.order, key=_order)
         assert self._sequences[index] is sequence
         del self._sequences[index]
+        self.num_tokens -= len(sequence.token_ids)
 
     def check_integrity(self) -> None:
         """Assert that the line is in order."""
         orders = [sequence.order for sequence in self._sequences]
         assert orders == sorted(set(orders)), "the waiting line is out of order"
+        assert self.num_tokens == sum(len(sequence.token_ids) for sequence in self._sequences)
