@@ -28,7 +28,7 @@ def byte_level() -> Kind:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     backend.decoder = decoders.Sequence([decoders.ByteLevel()])
-    backend.add_tokens(["plain text ก", "éé"])  # the second could be written in the alphabet of bytes
+    backend.add_tokens(["é plain ก", "éé"])  # the second happens to be written in the alphabet of bytes
     backend.add_special_tokens(["<s>"])
     tokenizer = Tokenizer(backend, {}, None)
     return Kind(tokenizer, sorted(range(256), key=tokenizer.token_bytes))

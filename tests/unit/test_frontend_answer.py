@@ -80,6 +80,7 @@ def test_a_stop_string_cuts_what_follows(tokenizer: Tokenizer, include_stop: boo
     assert second.matched_stop == answer.matched_stop == "\n\n"
     assert answer.push(tokenizer.encode("three")) == TextDelta()
     assert answer.finish() == ""
+    assert answer.matched_stop == "\n\n"
 
 
 def test_what_was_held_for_a_stop_string_comes_at_the_end(tokenizer: Tokenizer) -> None:
