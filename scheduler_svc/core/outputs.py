@@ -52,14 +52,18 @@ def _take_failures(step: InFlightStep, result: StepResult, roster: Roster) -> li
 
 def _take_prompt_logprobs(step: InFlightStep, result: StepResult) -> dict[Sequence, list[SequenceLogprobs]]:
     """What is new in them; a request that has computed a part of its prompt before got that part's rows then."""
-    entries = {entry.slot: entry for entry in result.logprobs if entry.is_prompt}
-    prompt_logprobs = {}
-    for chunk in step.chunks if entries else ():
-        sequence, entry = chunk.seating.sequence, entries.get(chunk.seating.slot)
-        if entry is not None and chunk.seating.is_current:
-            rows = sequence.take_prompt_logprobs(chunk.start, entry)
+    prompt_logprobs: dict[Sequence, list[SequenceLogprobs]] = {}
+    if not result.logprobs:
+        return prompt_logprobs
+    seatings = {chunk.seating.slot: chunk.seating for chunk in step.chunks}
+    next_rows = {chunk.seating.slot: chunk.start for chunk in step.chunks}
+    for entry in result.logprobs:
+        if entry.is_prompt and seatings[entry.slot].is_current:
+            sequence = seatings[entry.slot].sequence
+            rows = sequence.take_prompt_logprobs(next_rows[entry.slot], entry)
+            next_rows[entry.slot] += len(entry.token_ids)
             if rows is not None:
-                prompt_logprobs[sequence] = [rows]
+                prompt_logprobs.setdefault(sequence, []).append(rows)
     return prompt_logprobs
 
 

@@ -39,37 +39,41 @@ def _check_failures(result: StepResult, step: InFlightStep) -> set[int]:
 
 
 def _check_logprobs(result: StepResult, step: InFlightStep, failed_slots: set[int], vocab_size: int) -> None:
-    # (slot, is_prompt) to the tokens that the rows must be about and the most alternatives of each.
-    expected: dict[tuple[int, bool], tuple[list[int], int]] = {}
-    for seating, token_id in zip(step.sampling, result.token_ids, strict=True):
-        num_logprobs = seating.sequence.request.sampling.num_logprobs
-        if num_logprobs is not None:
-            expected[seating.slot, False] = [token_id], num_logprobs
-    for chunk in step.chunks:
-        if token_ids := chunk.prompt_row_token_ids():
-            max_num_top = chunk.seating.sequence.request.sampling.num_prompt_logprobs or 0
-            expected[chunk.seating.slot, True] = token_ids, max_num_top
+    missing = _asked_logprobs(step, result.token_ids)
     for entry in result.logprobs:
-        kind = "prompt" if entry.is_prompt else "sampled"
-        if (entry.slot, entry.is_prompt) not in expected:
+        asked = missing.get((entry.slot, entry.is_prompt))
+        if not asked:
+            kind = "prompt" if entry.is_prompt else "sampled"
             raise ResultMismatchError(f"{kind} logprobs of slot {entry.slot} were not asked for, or came twice")
-        token_ids, max_num_top = expected.pop((entry.slot, entry.is_prompt))
         # One that failed has no token and no rows to speak of; whatever it sends is dropped with it.
         if entry.slot not in failed_slots:
-            _check_rows(entry, token_ids, max_num_top, vocab_size)
-    missing_slots = {slot for slot, _ in expected} - failed_slots
+            _check_rows(entry, asked, vocab_size)
+            del asked[: len(entry.token_ids)]
+    missing_slots = {slot for (slot, _), asked in missing.items() if asked} - failed_slots
     if missing_slots:
         raise ResultMismatchError(f"logprobs of slots {sorted(missing_slots)} are missing")
 
 
-def _check_rows(entry: SequenceLogprobs, token_ids: list[int], max_num_top: int, vocab_size: int) -> None:
-    if entry.token_ids != token_ids:
+def _asked_logprobs(step: InFlightStep, token_ids: list[int]) -> dict[tuple[int, bool], list[int]]:
+    """By slot and `is_prompt`: the tokens whose log-probabilities must come, the prompt's in one entry or several."""
+    asked = {}
+    for seating, token_id in zip(step.sampling, token_ids, strict=True):
+        if seating.sequence.request.sampling.num_logprobs is not None:
+            asked[seating.slot, False] = [token_id]
+    for chunk in step.chunks:
+        if prompt_row_token_ids := chunk.prompt_row_token_ids():
+            asked[chunk.seating.slot, True] = prompt_row_token_ids
+    return asked
+
+
+def _check_rows(entry: SequenceLogprobs, asked: list[int], vocab_size: int) -> None:
+    num_rows = len(entry.token_ids)
+    if num_rows == 0 or entry.token_ids != asked[:num_rows]:
         raise ResultMismatchError(f"logprobs of slot {entry.slot} are about other tokens than its own")
-    num_alternatives = len(token_ids) * entry.num_top
     if not (
-        0 <= entry.num_top <= max_num_top
-        and len(entry.logprobs) == len(token_ids)
-        and len(entry.top_token_ids) == len(entry.top_logprobs) == num_alternatives
+        entry.num_top >= 0
+        and len(entry.logprobs) == num_rows
+        and len(entry.top_token_ids) == len(entry.top_logprobs) == num_rows * entry.num_top
     ):
         raise ResultMismatchError(f"logprobs of slot {entry.slot} have the wrong shape")
     _check_vocabulary(entry.top_token_ids, vocab_size)

@@ -109,7 +109,9 @@ class PlainExecutor:
         sampling = seat.admission.sampling
         prompt_rows = seat.token_ids[: seat.admission.num_prompt_tokens][start + 1 : end + 1]
         if sampling.num_prompt_logprobs is not None and prompt_rows:
-            result.logprobs.append(rows_about(slot, prompt_rows, is_prompt=True))
+            for piece in (prompt_rows[:2], prompt_rows[2:]):
+                if piece:
+                    result.logprobs.append(rows_about(slot, piece, is_prompt=True))
         if end == len(seat.token_ids):
             token_id = next_token(seat.token_ids, sampling.seed)
             if token_id == FAILS:

@@ -119,6 +119,18 @@ def test_preempted_member_comes_back_to_its_static_batch() -> None:
     assert ["later"] not in admissions
 
 
+def test_preempted_member_comes_back_to_a_closed_batch() -> None:
+    core = make_core(batching="static", num_blocks=6, max_num_seqs=4)
+    for request_id in "abd":
+        add(core, request_id, num_prompt_tokens=1, max_tokens=16)
+    add(core, "large", num_prompt_tokens=17, max_tokens=2)
+    assert step(core) == ["a", "b", "d"]
+    while not core.counters.num_preemptions:
+        assert step(core) == []
+    core.finish("a")
+    assert step(core) == ["d"]
+
+
 class PriorityPolicy:
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
         return (sequence.request.priority,)

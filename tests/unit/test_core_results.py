@@ -94,6 +94,25 @@ def test_logprobs_come_with_their_token() -> None:
     assert [output.logprobs for output in outputs] == [entry, None]
 
 
+def test_one_that_failed_may_send_logprobs_or_not() -> None:
+    failure = SequenceFailure(0, "not finite")
+    for entries in ([], [rows(0, [99], is_prompt=False)]):
+        core = make_core()
+        core.add(make_request("a", num_logprobs=2), now=0.0)
+        schedule(core)
+        (output,) = core.apply(StepResult(1, [0], logprobs=entries, failures=[failure]), now=0.0)
+        assert output.logprobs is None
+
+
+def test_prompt_logprobs_may_come_in_pieces() -> None:
+    core = make_core()
+    core.add(make_request("a", num_prompt_tokens=4, num_prompt_logprobs=2), now=0.0)
+    schedule(core)
+    pieces = [rows(0, [11, 12], is_prompt=True), rows(0, [13], is_prompt=True)]
+    (output,) = core.apply(StepResult(1, [50], logprobs=pieces), now=0.0)
+    assert output.prompt_logprobs == pieces
+
+
 def test_prompt_logprobs_come_once_though_the_prompt_is_computed_again() -> None:
     core = make_core()
     core.add(make_request("a", num_prompt_tokens=7, num_prompt_logprobs=2), now=0.0)
@@ -139,14 +158,17 @@ def test_lost_executor_loses_no_request_and_no_token() -> None:
     assert core.reset(epoch=8) == []
     core.check_integrity()
     assert (core.num_running, core.num_waiting, core.num_in_flight_steps, core.num_used_blocks) == (0, 3, 0, 0)
-    plan = schedule(core)
+    plan = schedule(core, now=1.0)
     assert (plan.step_id, plan.epoch, plan.exit_slots) == (1, 8, [])
     assert [(s.request_id, s.attempt, s.token_ids[3:]) for s in plan.admissions] == [("a", 2, [50]), ("b", 2, [60])]
-    outputs = core.apply(StepResult(1, [51, 61]), now=0.0)
+    outputs = core.apply(StepResult(1, [51, 61]), now=1.0)
     assert [(output.token_ids, output.finish is not None) for output in outputs] == [([51], True), ([61], True)]
     assert core.counters.num_recomputed_tokens == 4 + 4 + 3
     assert outputs[0].finish is not None
-    assert (outputs[0].finish.stats.num_recomputed_tokens, outputs[0].finish.stats.num_preemptions) == (4, 0)
+    stats = outputs[0].finish.stats
+    assert (stats.num_recomputed_tokens, stats.num_preemptions) == (4, 0)
+    assert (stats.first_scheduled_time, stats.first_token_time) == (0.0, 0.0)
+    assert core.counters.num_prompt_tokens == 9
 
 
 def test_smaller_executor_fails_what_no_longer_fits() -> None:
@@ -185,11 +207,13 @@ GOOD = StepResult(1, [50, 51], logprobs=[SAMPLED_ROWS, PROMPT_ROWS])
         (replace(GOOD, logprobs=[*GOOD.logprobs, rows(0, [50], is_prompt=False)]), "slot 0 were not asked for"),
         (replace(GOOD, logprobs=[SAMPLED_ROWS, replace(PROMPT_ROWS, slot=3)]), "prompt logprobs of slot 3 were not"),
         (replace(GOOD, logprobs=[replace(SAMPLED_ROWS, token_ids=[50]), PROMPT_ROWS]), "about other tokens"),
-        (replace(GOOD, logprobs=[SAMPLED_ROWS, rows(2, [11, 12, 13], is_prompt=True)]), "about other tokens"),
+        (replace(GOOD, logprobs=[SAMPLED_ROWS, rows(2, [11, 12, 14], is_prompt=True)]), "about other tokens"),
+        (replace(GOOD, logprobs=[SAMPLED_ROWS, rows(2, [], is_prompt=True), PROMPT_ROWS]), "about other tokens"),
+        (replace(GOOD, logprobs=[SAMPLED_ROWS, rows(2, [11, 12, 13], is_prompt=True)]), r"slots \[2\] are missing"),
         (replace(GOOD, logprobs=[replace(SAMPLED_ROWS, logprobs=[]), PROMPT_ROWS]), "wrong shape"),
         (replace(GOOD, logprobs=[replace(SAMPLED_ROWS, num_top=1), PROMPT_ROWS]), "wrong shape"),
         (replace(GOOD, logprobs=[replace(SAMPLED_ROWS, top_logprobs=[]), PROMPT_ROWS]), "wrong shape"),
-        (replace(GOOD, logprobs=[rows(1, [51], is_prompt=False, num_top=3), PROMPT_ROWS]), "wrong shape"),
+        (replace(GOOD, logprobs=[replace(SAMPLED_ROWS, num_top=-1), PROMPT_ROWS]), "wrong shape"),
         (
             replace(GOOD, logprobs=[replace(SAMPLED_ROWS, top_token_ids=[51, 100]), PROMPT_ROWS]),
             "token 100 is not in the vocabulary",
