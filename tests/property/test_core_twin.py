@@ -205,7 +205,8 @@ class Ride:
 
     def lose_executor(self, num_blocks: int | None) -> None:
         epoch = self.executor.epoch + 1
-        outputs = self.core.reset(epoch, num_blocks)
+        # Not a loss: who is given up after many of those is a matter of its own.
+        outputs = self.core.reset(epoch, num_blocks, is_loss=False)
         self.config = self.core.config
         assert num_blocks in (None, self.config.num_blocks)
         self.executor = PlainExecutor(self.config, epoch)
