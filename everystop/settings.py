@@ -41,6 +41,30 @@ class SchedulerConfig(ServiceConfig):
         help="continuous: sequences come and go at every step; static: a batch stays until its longest one ends.",
     )
     max_waiting: int = option(4096, min=1, max=1_000_000, help="Most requests that wait; more are refused.")
+    max_waiting_tokens: int = option(
+        4_000_000, min=1, max=2**40, help="Most tokens of requests that wait; more are refused."
+    )
+    max_wait_s: float | None = option(
+        None, min=0.001, max=1e9, help="Seconds that a request may wait for its first step; no limit when left out."
+    )
+    max_request_s: float | None = option(
+        None, min=0.001, max=1e9, help="Seconds that a request may take in all; no limit when left out."
+    )
+    max_unread_s: float = option(
+        60.0, min=0.001, max=1e9, help="Seconds after which a client that takes nothing of its answer is cut off."
+    )
+    step_timeout_s: float = option(
+        60.0, min=0.01, max=1e6, help="Seconds that a step may take before its executor is given up as hung."
+    )
+    max_losses: int = option(
+        3, min=1, max=1000, help="Executors that a request may lose at the same step before it is given up."
+    )
+    unready_after_s: float = option(
+        3.0, min=0.0, max=1e6, help="Seconds without an executor after which health says NOT_SERVING."
+    )
+    drain_grace_s: float = option(
+        30.0, min=0.0, max=1e6, help="Seconds that running requests have to finish at a drain (SIGTERM)."
+    )
 
     def __post_init__(self) -> None:
         check(self)

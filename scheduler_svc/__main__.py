@@ -20,12 +20,23 @@ def scheduler(config: SchedulerConfig) -> None:
 async def _run(config: SchedulerConfig) -> None:
     from scheduler_svc import server  # grpc and the tokenizer load only when the process really serves
 
-    stopped = asyncio.Event()
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
     running = await server.start(config)
-    stopping = asyncio.create_task(stopped.wait())
-    await asyncio.wait({stopping, running.failed}, return_when=asyncio.FIRST_COMPLETED)
+    stopped = asyncio.Event()
+
+    def on_sigterm() -> None:
+        """Drain; when asked again, stop."""
+        if running.loop.desk.is_closing:
+            stopped.set()
+        else:
+            running.lifecycle.drain()
+
+    event_loop = asyncio.get_running_loop()
+    event_loop.add_signal_handler(signal.SIGTERM, on_sigterm)
+    event_loop.add_signal_handler(signal.SIGINT, stopped.set)
+    endings = [asyncio.create_task(event.wait()) for event in (stopped, running.lifecycle.drained)]
+    await asyncio.wait({*endings, running.failed}, return_when=asyncio.FIRST_COMPLETED)
+    for ending in endings:
+        ending.cancel()
     if running.failed.done():
         running.failed.result()  # a bug: end loudly
     await running.stop()

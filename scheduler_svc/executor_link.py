@@ -101,12 +101,12 @@ async def connect(
         call.cancel()
 
 
-async def fetch_tokenizer(channel: grpc.aio.Channel) -> dict[str, bytes]:
+async def fetch_tokenizer(channel: grpc.aio.Channel, *, timeout_s: float) -> dict[str, bytes]:
     """The executor's tokenizer files by name. Raises LinkLostError."""
     stub: pb_grpc.ExecutorServiceAsyncStub = pb_grpc.ExecutorServiceStub(channel)
     files: dict[str, bytearray] = {}
     try:
-        async for piece in stub.GetTokenizer(pb.GetTokenizerRequest()):
+        async for piece in stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=timeout_s):
             files.setdefault(piece.file_name, bytearray()).extend(piece.content)
     except grpc.RpcError as error:
         raise LinkLostError(from_rpc_error(error)) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,10 +12,11 @@ from typing import Any
 import grpc
 import structlog
 
-from everystop.errors import Reason, ServiceError
+from everystop.errors import Reason, ServiceError, invalid
 from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from everystop.scheduler.v1 import inference_pb2 as pb
 from scheduler_svc import limits
+from scheduler_svc.lifecycle import Lifecycle
 from scheduler_svc.loop import Loop
 from scheduler_svc.status import snapshot
 from scheduler_svc.stream import RequestStream
@@ -35,13 +38,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Stream one answer."""
         async with _typed_errors(context):
             generation = await check(request, self._loop.serving())
-            stream = self._loop.submit(generation)
+            stream = self._loop.desk.submit(generation)
             try:
-                await context.write(pb.GenerateResponse(accepted=_accepted(stream)))
+                await self._write(context, pb.GenerateResponse(accepted=_accepted(stream)))
                 async for event in stream.events():
-                    await context.write(event)
+                    await self._write(context, event)
             finally:
-                self._loop.release(stream)
+                self._loop.desk.release(stream)
+
+    async def _write(self, context: Context, event: pb.GenerateResponse) -> None:
+        """Write one event; what the client doesn't read gathers in the stream meanwhile, but not for ever."""
+        try:
+            async with asyncio.timeout(self._loop.config.max_unread_s):
+                await context.write(event)
+        except TimeoutError as error:
+            message = f"nothing of the answer was read for {self._loop.config.max_unread_s:g} s"
+            raise ServiceError(grpc.StatusCode.ABORTED, Reason.SLOW_READER, message) from error
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Text or chat messages to token ids."""
@@ -58,7 +70,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
             return pb.DetokenizeResponse(text=model.tokenizer.decode(list(request.token_ids), skip_special_tokens=skip))
 
-    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: ARG002, N802
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802
         """What is served."""
         async with _typed_errors(context):
             model = self._loop.serving()
@@ -76,18 +88,27 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """`everystop.scheduler.v1.AdminService` over a `Loop`."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, lifecycle: Lifecycle) -> None:
         self._loop = loop
+        self._lifecycle = lifecycle
         self._started = time.monotonic()
 
     async def GetStatus(  # noqa: N802
         self,
-        request: admin_pb2.GetStatusRequest,  # noqa: ARG002
+        request: admin_pb2.GetStatusRequest,
         context: Context,
     ) -> admin_pb2.GetStatusResponse:
         """A snapshot."""
         async with _typed_errors(context):
             return snapshot(self._loop, uptime_s=time.monotonic() - self._started)
+
+    async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:  # noqa: N802
+        """Begin to end."""
+        async with _typed_errors(context):
+            if request.grace_s < 0 or not math.isfinite(request.grace_s):
+                raise invalid("grace_s", f"is {request.grace_s:g}, expected at least 0")
+            grace_s = request.grace_s if request.HasField("grace_s") else None
+            return admin_pb2.DrainResponse(num_requests=self._lifecycle.drain(grace_s))
 
 
 def _accepted(stream: RequestStream) -> pb.Accepted:

@@ -28,7 +28,7 @@ def snapshot(loop: Loop, *, uptime_s: float) -> pb.GetStatusResponse:
 
 
 def _state(loop: Loop) -> pb.SchedulerState.ValueType:
-    if loop.draining:
+    if loop.desk.is_closing:
         return pb.SCHEDULER_STATE_DRAINING
     return pb.SCHEDULER_STATE_CONNECTING if loop.link is None else pb.SCHEDULER_STATE_SERVING
 
@@ -63,10 +63,10 @@ def _executor(loop: Loop) -> pb.ExecutorStatus:
 def _counters(loop: Loop) -> pb.Counters:
     counters = pb.Counters(
         num_steps=loop.stats.num_steps,
-        num_requests=loop.num_requests,
-        num_finished=sum(loop.outcomes[reason] for reason in ("eos", "stop_token", "stop_string", "length")),
-        num_cancelled=loop.outcomes["cancelled"],
-        num_failed=loop.outcomes["execution_failed"],
+        num_requests=loop.desk.num_submitted,
+        num_finished=sum(loop.desk.outcomes[reason] for reason in ("eos", "stop_token", "stop_string", "length")),
+        num_cancelled=loop.desk.outcomes["cancelled"],
+        num_failed=loop.desk.outcomes["execution_failed"],
         num_executor_connections=loop.stats.num_connections,
         num_plan_bytes=loop.stats.num_plan_bytes,
         plan_bytes_p50=loop.stats.plan_bytes_p50,

@@ -13,6 +13,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import executor_svc.server
+import scheduler_svc.lifecycle
 import scheduler_svc.server
 from everystop import channel, log
 from everystop.settings import ExecutorConfig, SchedulerConfig
@@ -120,7 +121,7 @@ def _loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
 
 async def _until_serving(address: str) -> None:
     """Return once the scheduler at `address` has its executor."""
-    service = scheduler_svc.server.INFERENCE_SERVICE
+    service = scheduler_svc.lifecycle.INFERENCE_SERVICE
     async with channel.client_channel(address) as grpc_channel:
         watch = health_pb2_grpc.HealthStub(grpc_channel).Watch  # type: ignore[attr-defined]  # the stubs lack it
         async for response in watch(health_pb2.HealthCheckRequest(service=service)):

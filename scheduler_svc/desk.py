@@ -1,0 +1,196 @@
+"""Where requests come in and answers go out: every stream that has not ended, and the limits on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+import grpc
+import structlog
+
+from everystop.errors import Reason, ServiceError
+from everystop.settings import SchedulerConfig
+from scheduler_svc.core import DuplicateRequestError, Output, RequestStats, RequestTooLargeError, Scheduler
+from scheduler_svc.delivery import DeliveryPump
+from scheduler_svc.frontend.answer import AnswerText
+from scheduler_svc.stream import RequestStream, timings
+from scheduler_svc.validation import Generation, ServedModel
+
+_RETRY_AFTER_S = 1.0
+
+log = structlog.get_logger()
+
+
+class RequestDesk:
+    """Streams by request id. `on_change` is called when the core has something new to decide."""
+
+    def __init__(self, config: SchedulerConfig, on_change: Callable[[], None], clock: Callable[[], float]) -> None:
+        self.is_closing = False
+        """No new requests: the scheduler drains."""
+        self.num_submitted = 0
+        self.outcomes: Counter[str] = Counter()
+        """Ended requests by the reason in their log line."""
+        self.empty = asyncio.Event()
+        """Set while no request is in."""
+        self.empty.set()
+        self._config = config
+        self._on_change = on_change
+        self._clock = clock
+        self._model: ServedModel | None = None
+        self._core: Scheduler | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._timers: dict[RequestStream, list[asyncio.TimerHandle]] = {}
+        self._pump = DeliveryPump(self._digest)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def open(self, model: ServedModel, core: Scheduler) -> None:
+        """There is an executor, and so a core to hand requests to."""
+        self._model, self._core = model, core
+
+    def check_open(self) -> None:
+        """Raise ServiceError UNAVAILABLE while draining."""
+        if self.is_closing:
+            raise ServiceError(grpc.StatusCode.UNAVAILABLE, Reason.DRAINING, "the scheduler is draining")
+
+    async def run(self) -> None:
+        """Deliver, for ever."""
+        await self._pump.run()
+
+    def submit(self, generation: Generation) -> RequestStream:
+        """Queue a checked request. Raises ServiceError when its id is in use, the queue is full or it can never fit."""
+        self.check_open()
+        assert self._core is not None
+        assert self._model is not None, "there is a model to check a request against"
+        request = generation.request
+        self._check_queue(len(request.prompt_token_ids))
+        if request.request_id in self._streams:
+            raise _in_use(request.request_id)
+        try:
+            self._core.add(request, self._clock())
+        except DuplicateRequestError as error:
+            raise _in_use(request.request_id) from error
+        except RequestTooLargeError as error:
+            raise ServiceError(grpc.StatusCode.INVALID_ARGUMENT, Reason.REQUEST_TOO_LARGE, str(error)) from error
+        tokenizer = self._model.tokenizer
+        answer = AnswerText(
+            tokenizer,
+            stop_strings=generation.stop_strings,
+            include_stop=generation.include_stop,
+            skip_special_tokens=generation.skip_special_tokens,
+        )
+        stream = RequestStream(request, answer, tokenizer.token_bytes, self._clock)
+        self._streams[request.request_id] = stream
+        self._start_timers(stream)
+        self.num_submitted += 1
+        self.empty.clear()
+        self._on_change()
+        return stream
+
+    def deliver(self, outputs: list[Output]) -> None:
+        """Remember what a step brought; the pump does the rest when it is their turn."""
+        for output in outputs:
+            stream = self._streams.get(output.request.request_id)
+            if stream is not None:
+                stream.feed(output)
+                self._pump.mark(stream)
+
+    def release(self, stream: RequestStream) -> None:
+        """Its call is over: whatever of it still runs is cancelled, and its seat and blocks are free at once."""
+        self.end(stream, ServiceError(grpc.StatusCode.CANCELLED, Reason.CANCELLED, "the call was cancelled"))
+
+    def end(self, stream: RequestStream, error: ServiceError) -> None:
+        """End a request with an error, unless it has ended."""
+        if stream.ending is None:
+            stats = self._finish_in_core(stream)
+            stream.fail(error, stats or RequestStats(arrival_time=self._clock()))
+            self._forget(stream)
+
+    def end_all(self, error: ServiceError) -> None:
+        """End every request with an error."""
+        for stream in list(self._streams.values()):
+            self.end(stream, error)
+
+    def _check_queue(self, num_prompt_tokens: int) -> None:
+        assert self._core is not None
+        num_waiting, num_tokens = self._core.num_waiting, self._core.num_waiting_tokens
+        max_waiting, max_tokens = self._config.max_waiting, self._config.max_waiting_tokens
+        if num_waiting >= max_waiting:
+            raise _queue_full(f"{num_waiting} requests are waiting, at most {max_waiting} may")
+        if num_waiting and num_tokens + num_prompt_tokens > max_tokens:
+            raise _queue_full(
+                f"{num_tokens} tokens are waiting, and {num_prompt_tokens} more are over the {max_tokens} that may"
+            )
+
+    def _start_timers(self, stream: RequestStream) -> None:
+        limits = ((self._config.max_wait_s, self._expire_waiting), (self._config.max_request_s, self._expire))
+        timers = [
+            asyncio.get_running_loop().call_later(limit_s, expire, stream)
+            for limit_s, expire in limits
+            if limit_s is not None
+        ]
+        if timers:
+            self._timers[stream] = timers
+
+    def _expire_waiting(self, stream: RequestStream) -> None:
+        assert self._core is not None
+        sequence = self._core.requests.get(stream.request.request_id)
+        if sequence is not None and sequence.first_scheduled_time is None:
+            self.end(stream, _time_limit(f"waited for {self._config.max_wait_s:g} s, the longest that a request may"))
+
+    def _expire(self, stream: RequestStream) -> None:
+        self.end(stream, _time_limit(f"took {self._config.max_request_s:g} s, the longest that a request may"))
+
+    def _digest(self, stream: RequestStream) -> None:
+        stream.digest(lambda: self._finish_in_core(stream))
+        if stream.ending is not None:
+            self._forget(stream)
+
+    def _finish_in_core(self, stream: RequestStream) -> RequestStats | None:
+        assert self._core is not None
+        stats = self._core.finish(stream.request.request_id)
+        self._on_change()
+        return stats
+
+    def _forget(self, stream: RequestStream) -> None:
+        """The request has ended: its id is free, and its canonical line is due."""
+        if self._streams.get(stream.request.request_id) is not stream:
+            return
+        del self._streams[stream.request.request_id]
+        for timer in self._timers.pop(stream, ()):
+            timer.cancel()
+        if not self._streams:
+            self.empty.set()
+        ending = stream.ending
+        assert ending is not None
+        self.outcomes[ending.reason] += 1
+        times = timings(ending.stats, self._clock())
+        log.info(
+            "request_finished",
+            request_id=stream.request.request_id,
+            tenant=stream.request.tenant,
+            reason=ending.reason,
+            num_prompt_tokens=len(stream.request.prompt_token_ids),
+            num_output_tokens=ending.num_output_tokens,
+            queued_ms=round(times.queued_ms, 2),
+            first_token_ms=round(times.first_token_ms, 2),
+            total_ms=round(times.total_ms, 2),
+            num_preemptions=times.num_preemptions,
+        )
+
+
+def _in_use(request_id: str) -> ServiceError:
+    message = f"request_id: {request_id!r} is in use by a running request"
+    return ServiceError(grpc.StatusCode.ALREADY_EXISTS, Reason.REQUEST_ID_IN_USE, message, field="request_id")
+
+
+def _queue_full(message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.QUEUE_FULL, message, retry_after_s=_RETRY_AFTER_S)
+
+
+def _time_limit(message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, Reason.TIME_LIMIT, f"the request {message}")
