@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
 
+import numpy as np
 import torch
 from everystop_kernels.ops import RaggedBatch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from executor_svc.backend import ScheduledSequence
@@ -33,37 +34,31 @@ class ModelInputs:
 
 def build_inputs(scheduled: Sequence[ScheduledSequence], block_size: int) -> ModelInputs:
     """Lay the scheduled tokens out, sequence after sequence. `scheduled` is not empty."""
-    num_queries = [entry.num_tokens for entry in scheduled]
-    first_positions = [entry.seat.num_computed_tokens for entry in scheduled]
-    seq_lens = [first + num for first, num in zip(first_positions, num_queries, strict=True)]
-    starts = [0, *accumulate(num_queries)]
-    num_tokens = starts[-1]
+    # In numpy, where a small operation costs a tenth of what it does in torch: none here is large.
+    firsts = np.array([entry.seat.num_computed_tokens for entry in scheduled])
+    num_queries = np.array([entry.num_tokens for entry in scheduled])
+    seq_lens = firsts + num_queries
+    starts = np.concatenate(([0], num_queries.cumsum()))
+    num_tokens = int(starts[-1])
     num_rows = round_up(num_tokens)
 
-    token_ids = torch.zeros(num_rows, dtype=torch.int64)
-    token_ids[:num_tokens] = torch.tensor(
-        list(
-            chain.from_iterable(
-                entry.seat.token_ids[first:end]
-                for entry, first, end in zip(scheduled, first_positions, seq_lens, strict=True)
-            )
-        )
-    )
-    cu_seqlens_q = torch.tensor(starts)
-    sequence_of_row = torch.repeat_interleave(torch.arange(len(scheduled)), torch.tensor(num_queries))
-    shift = torch.tensor(first_positions) - cu_seqlens_q[:-1]
-    positions = torch.zeros(num_rows, dtype=torch.int64)
-    positions[:num_tokens] = torch.arange(num_tokens) + shift[sequence_of_row]
-    block_tables = _block_tables(scheduled, seq_lens, block_size)
+    sequence_of_row = np.arange(len(scheduled)).repeat(num_queries)
+    positions = np.zeros(num_rows, dtype=np.int64)
+    positions[:num_tokens] = np.arange(num_tokens) + (firsts - starts[:-1])[sequence_of_row]
+    token_ids = np.zeros(num_rows, dtype=np.int64)
+    for entry, first, end, row in zip(scheduled, firsts, seq_lens, starts, strict=False):
+        token_ids[row : row + end - first] = entry.seat.token_ids[first:end]
+    block_tables = _block_tables(scheduled, -(-seq_lens // block_size))
+    blocks, offsets = np.divmod(positions[:num_tokens], block_size)
     return ModelInputs(
-        token_ids,
-        positions,
+        torch.from_numpy(token_ids),
+        torch.from_numpy(positions),
         RaggedBatch(
             num_tokens=num_tokens,
-            cu_seqlens_q=cu_seqlens_q,
-            seq_lens=torch.tensor(seq_lens),
-            block_tables=block_tables,
-            slot_mapping=_slots(block_tables, sequence_of_row, positions[:num_tokens], block_size),
+            cu_seqlens_q=torch.from_numpy(starts),
+            seq_lens=torch.from_numpy(seq_lens),
+            block_tables=torch.from_numpy(block_tables),
+            slot_mapping=torch.from_numpy(block_tables[sequence_of_row, blocks] * block_size + offsets),
         ),
     )
 
@@ -79,13 +74,8 @@ def round_up(num_rows: int) -> int:
     return -(-num_rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def _block_tables(scheduled: Sequence[ScheduledSequence], seq_lens: Sequence[int], block_size: int) -> Tensor:
-    nums = [-(-seq_len // block_size) for seq_len in seq_lens]
-    tables = torch.zeros(len(scheduled), max(nums), dtype=torch.int64)
-    for table, entry, num in zip(tables, scheduled, nums, strict=True):
-        table[:num] = torch.tensor(entry.seat.block_ids[:num])
+def _block_tables(scheduled: Sequence[ScheduledSequence], num_blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+    tables = np.zeros((len(scheduled), num_blocks.max()), dtype=np.int64)
+    for table, entry, num in zip(tables, scheduled, num_blocks, strict=True):
+        table[:num] = entry.seat.block_ids[:num]
     return tables
-
-
-def _slots(block_tables: Tensor, sequence_of_row: Tensor, positions: Tensor, block_size: int) -> Tensor:
-    return block_tables[sequence_of_row, positions // block_size] * block_size + positions % block_size

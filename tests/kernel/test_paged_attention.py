@@ -52,7 +52,7 @@ def make_cache(batch: RaggedBatch, shape: AttentionShape, dtype: torch.dtype) ->
     for table, seq_len in zip(batch.block_tables, batch.seq_lens.tolist(), strict=True):
         slots = [int(table[i // shape.block_size]) * shape.block_size + i % shape.block_size for i in range(seq_len)]
         cache[:, slots] = filled[:, slots]
-    return cache.unflatten(1, (NUM_BLOCKS, shape.block_size))
+    return cache.view(2, NUM_BLOCKS, shape.block_size, shape.num_kv_heads, shape.head_dim)
 
 
 def make_query(batch: RaggedBatch, shape: AttentionShape, dtype: torch.dtype, num_padding: int = 0) -> torch.Tensor:
