@@ -11,9 +11,8 @@ import structlog
 
 from everystop.errors import Reason, ServiceError
 from everystop.settings import SchedulerConfig
-from scheduler_svc.core import DuplicateRequestError, Output, RequestStats, RequestTooLargeError, Scheduler
+from scheduler_svc.core import DuplicateRequestError, Output, Request, RequestStats, RequestTooLargeError, Scheduler
 from scheduler_svc.delivery import DeliveryPump
-from scheduler_svc.frontend.answer import AnswerText
 from scheduler_svc.stream import RequestStream, timings
 from scheduler_svc.validation import Generation, ServedModel
 
@@ -67,27 +66,18 @@ class RequestDesk:
         assert self._core is not None
         assert self._model is not None, "there is a model to check a request against"
         request = generation.request
-        self._check_queue(len(request.prompt_token_ids))
         if request.request_id in self._streams:
             raise _in_use(request.request_id)
-        try:
-            self._core.add(request, self._clock())
-        except DuplicateRequestError as error:
-            raise _in_use(request.request_id) from error
-        except RequestTooLargeError as error:
-            raise ServiceError(grpc.StatusCode.INVALID_ARGUMENT, Reason.REQUEST_TOO_LARGE, str(error)) from error
-        tokenizer = self._model.tokenizer
-        answer = AnswerText(
-            tokenizer,
-            stop_strings=generation.stop_strings,
-            include_stop=generation.include_stop,
-            skip_special_tokens=generation.skip_special_tokens,
-        )
-        stream = RequestStream(request, answer, tokenizer.token_bytes, self._clock)
+        if not generation.has_ended:
+            self._queue(request)
+        stream = RequestStream(request, generation.answer, self._model.tokenizer.token_bytes, self._clock)
         self._streams[request.request_id] = stream
         self._start_timers(stream)
         self.num_submitted += 1
         self.empty.clear()
+        if generation.has_ended:
+            stream.finish_at_once(RequestStats(arrival_time=self._clock()))
+            self._forget(stream)
         self._on_change()
         return stream
 
@@ -115,15 +105,25 @@ class RequestDesk:
         for stream in list(self._streams.values()):
             self.end(stream, error)
 
-    def _check_queue(self, num_prompt_tokens: int) -> None:
+    def _queue(self, request: Request) -> None:
+        assert self._core is not None
+        self._check_queue(len(request.prompt_token_ids) + len(request.answer_token_ids))
+        try:
+            self._core.add(request, self._clock())
+        except DuplicateRequestError as error:
+            raise _in_use(request.request_id) from error
+        except RequestTooLargeError as error:
+            raise ServiceError(grpc.StatusCode.INVALID_ARGUMENT, Reason.REQUEST_TOO_LARGE, str(error)) from error
+
+    def _check_queue(self, num_request_tokens: int) -> None:
         assert self._core is not None
         num_waiting, num_tokens = self._core.num_waiting, self._core.num_waiting_tokens
         max_waiting, max_tokens = self._config.max_waiting, self._config.max_waiting_tokens
         if num_waiting >= max_waiting:
             raise _queue_full(f"{num_waiting} requests are waiting, at most {max_waiting} may")
-        if num_waiting and num_tokens + num_prompt_tokens > max_tokens:
+        if num_waiting and num_tokens + num_request_tokens > max_tokens:
             raise _queue_full(
-                f"{num_tokens} tokens are waiting, and {num_prompt_tokens} more are over the {max_tokens} that may"
+                f"{num_tokens} tokens are waiting, and {num_request_tokens} more are over the {max_tokens} that may"
             )
 
     def _start_timers(self, stream: RequestStream) -> None:

@@ -84,7 +84,7 @@ class RequestStream:
         self._finished: pb.Finished | None = None
         self._error: ServiceError | None = None
         self._changed = asyncio.Event()
-        self._num_output_tokens = 0
+        self._num_output_tokens = len(request.answer_token_ids)
 
     def feed(self, output: Output) -> None:
         """Remember what a step brought."""
@@ -113,6 +113,16 @@ class RequestStream:
             elif output.finish is not None:
                 self._finish_as_core_did(output.finish)
         self._changed.set()
+
+    def finish_at_once(self, stats: RequestStats) -> None:
+        """End a resumed answer of which the client has all tokens, and so all text."""
+        token_ids = self.request.answer_token_ids
+        if self._answer.matched_stop is not None:
+            self._finish_at(self._answer.matched_stop, stats)
+            return
+        reason = self.request.finish_reason(token_ids[-1], len(token_ids))
+        assert reason is not None, "the replay found an end"
+        self._finish_as_core_did(Finish(reason, stats, None if reason is FinishReason.LENGTH else token_ids[-1]))
 
     async def events(self) -> AsyncIterator[pb.GenerateResponse]:
         """Deltas as they come, then the last event. Raises ServiceError when the request failed."""
@@ -156,7 +166,9 @@ class RequestStream:
             return
         rest = self._answer.finish()
         if rest:
-            self._open_delta().texts.append(rest)
+            # Together with the last token, even in a full delta: who has that token has all text, so that a client
+            # which resumes with it is sent the last event alone.
+            self._pending[-1].texts.append(rest)
         if self._answer.matched_stop is not None:  # bytes that were held back completed it
             self._finish_at(self._answer.matched_stop, finish.stats)
             return

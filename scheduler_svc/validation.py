@@ -16,7 +16,9 @@ from everystop.plan import ExecutorInfo, SamplingParams
 from everystop.scheduler.v1 import inference_pb2 as pb
 from scheduler_svc import limits
 from scheduler_svc.core.request import Request
+from scheduler_svc.frontend.answer import AnswerText
 from scheduler_svc.frontend.tokenizer import Tokenizer
+from scheduler_svc.resume import replay
 
 _SEED_BITS = 53
 """Of a seed that the server draws: what every client can hold exactly, JavaScript's numbers included."""
@@ -39,9 +41,10 @@ class Generation:
     """A checked request: the core's part and the frontend's part."""
 
     request: Request
-    stop_strings: tuple[str, ...]
-    include_stop: bool
-    skip_special_tokens: bool
+    answer: AnswerText
+    """The text so far: empty, or that of the tokens which a resumed answer begins with."""
+    has_ended: bool
+    """Whether those tokens are the whole answer."""
 
 
 async def check(message: pb.GenerateRequest, model: ServedModel) -> Generation:
@@ -55,23 +58,27 @@ async def check(message: pb.GenerateRequest, model: ServedModel) -> Generation:
         _check_range(f"output.{name}", getattr(message.output, name), 0, limits.MAX_LOGPROBS)
     prompt_token_ids = await tokenize_prompt(message, model)
     max_tokens = _check_lengths(message.stop, len(prompt_token_ids), model)
+    _check_resume(message, max_tokens, model)
     eos_token_ids = frozenset() if message.stop.ignore_eos else frozenset(model.executor.model.eos_token_ids)
     stop_token_ids = frozenset(message.stop.stop_token_ids)
-    return Generation(
-        request=Request(
-            request_id=request_id,
-            prompt_token_ids=prompt_token_ids,
-            sampling=_resolve_sampling(message, eos_token_ids | stop_token_ids),
-            max_tokens=max_tokens,
-            eos_token_ids=eos_token_ids,
-            stop_token_ids=stop_token_ids,
-            priority=message.priority,
-            tenant=message.tenant,
-        ),
-        stop_strings=tuple(message.stop.stop_strings),
-        include_stop=message.stop.include_stop,
-        skip_special_tokens=_or(message.output, "skip_special_tokens", default=True),
+    request = Request(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        sampling=_resolve_sampling(message, eos_token_ids | stop_token_ids),
+        max_tokens=max_tokens,
+        eos_token_ids=eos_token_ids,
+        stop_token_ids=stop_token_ids,
+        priority=message.priority,
+        tenant=message.tenant,
+        answer_token_ids=list(message.resume.token_ids),
     )
+    answer = AnswerText(
+        model.tokenizer,
+        skip_special_tokens=_or(message.output, "skip_special_tokens", default=True),
+        stop_strings=message.stop.stop_strings,
+        include_stop=message.stop.include_stop,
+    )
+    return Generation(request, answer, has_ended=await replay(request, answer))
 
 
 async def tokenize_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel) -> list[int]:
@@ -171,8 +178,22 @@ def _check_lengths(stop: pb.StopConditions, num_prompt_tokens: int, model: Serve
     return int(max_tokens)
 
 
+def _check_resume(message: pb.GenerateRequest, max_tokens: int, model: ServedModel) -> None:
+    num_tokens = len(message.resume.token_ids)
+    if num_tokens > max_tokens:
+        raise invalid("resume.token_ids", f"has {num_tokens} tokens, at most max_tokens, which is {max_tokens}")
+    check_ids("resume.token_ids", message.resume.token_ids, model.executor.model.vocab_size)
+    is_drawn = _or(message.sampling, "temperature", default=1.0) != 0
+    if num_tokens and is_drawn and not message.sampling.HasField("seed"):
+        raise invalid(
+            "sampling.seed", "is missing: an answer that isn't greedy resumes with the seed that it began with"
+        )
+
+
 def _resolve_sampling(message: pb.GenerateRequest, end_token_ids: frozenset[int]) -> SamplingParams:
     sampling, output = message.sampling, message.output
+    # Those of the prompt come before the first token, so a client that has one has them all.
+    reports_prompt = output.HasField("prompt_logprobs") and not message.resume.token_ids
     return SamplingParams(
         temperature=_or(sampling, "temperature", default=1.0),
         top_p=_or(sampling, "top_p", default=1.0),
@@ -188,7 +209,7 @@ def _resolve_sampling(message: pb.GenerateRequest, end_token_ids: frozenset[int]
         min_tokens=message.stop.min_tokens,
         end_token_ids=tuple(sorted(end_token_ids)),
         num_logprobs=output.logprobs if output.HasField("logprobs") else None,
-        num_prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
+        num_prompt_logprobs=output.prompt_logprobs if reports_prompt else None,
     )
 
 

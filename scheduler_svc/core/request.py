@@ -22,6 +22,17 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     priority: int = 0
     tenant: str = ""
+    answer_token_ids: list[int] = field(default_factory=list)
+    """Tokens that the answer begins with, observed before the request came here; fewer than `max_tokens`, and none of
+    them ends it. Outputs bring what comes after them."""
+
+    def finish_reason(self, token_id: int, num_answer_tokens: int) -> FinishReason | None:
+        """Why the answer ends with `token_id`, which makes it `num_answer_tokens` long; None when it goes on."""
+        if token_id in self.eos_token_ids:
+            return FinishReason.EOS
+        if token_id in self.stop_token_ids:
+            return FinishReason.STOP_TOKEN
+        return FinishReason.LENGTH if num_answer_tokens == self.max_tokens else None
 
 
 class FinishReason(enum.Enum):

@@ -55,7 +55,7 @@ class Scheduler:
         fit alone.
         """
         assert request.prompt_token_ids, "an empty prompt is refused at the edge"
-        assert request.max_tokens >= 1, "max_tokens is checked at the edge"
+        assert request.max_tokens > len(request.answer_token_ids), "max_tokens is checked at the edge"
         if not _fits(request, self._config):
             raise _too_large(request, self._config)
         self._roster.add(request, now)

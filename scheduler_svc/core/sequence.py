@@ -40,8 +40,9 @@ class Sequence:
     """Rows of prompt log-probabilities taken so far; row i is about prompt token i + 1."""
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.request.prompt_token_ids)
-        self.max_num_tokens = len(self.token_ids) + self.request.max_tokens
+        prompt_token_ids = self.request.prompt_token_ids
+        self.token_ids = [*prompt_token_ids, *self.request.answer_token_ids]
+        self.max_num_tokens = len(prompt_token_ids) + self.request.max_tokens
 
     def sit_down(self, slot: int, block_ids: list[int], block_size: int, now: float) -> Seating:
         """Begin a new attempt in `slot`, with blocks for all its tokens."""
@@ -72,11 +73,7 @@ class Sequence:
         self.num_losses = 0
         if self.first_token_time is None:
             self.first_token_time = now
-        if token_id in self.request.eos_token_ids:
-            return FinishReason.EOS
-        if token_id in self.request.stop_token_ids:
-            return FinishReason.STOP_TOKEN
-        return FinishReason.LENGTH if len(self.token_ids) == self.max_num_tokens else None
+        return self.request.finish_reason(token_id, len(self.token_ids) - len(self.request.prompt_token_ids))
 
     def take_chunk(self, num_computed_tokens: int) -> None:
         """Note that a result said that so many tokens are computed."""
