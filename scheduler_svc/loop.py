@@ -115,7 +115,7 @@ class Loop:
         self.stats.num_connections += 1
         log.info(
             "executor_connected",
-            epoch=executor.epoch,
+            epoch=f"{executor.epoch:x}",
             model=executor.model.name,
             backend=executor.backend,
             dtype=executor.dtype,
