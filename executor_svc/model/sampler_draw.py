@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from everystop.plan import SamplingParams
 from executor_svc.model.sampler_top import select_rows, top
@@ -41,34 +42,34 @@ def draw(
     """
     vocab_size = logits.shape[-1]
     filters = [_Filter.of(params, vocab_size) for params in sampling]
-    draws = _column(uniforms, torch.float64, logits.device)
+    points = _column(uniforms, torch.float64, logits.device)
     temperatures = [max(params.temperature, _MIN_TEMPERATURE) for params in sampling]
     # The maximum comes off first: divided by a small temperature it would overflow, and here it becomes an exact 0.
     scaled = logits.sub_(logits.amax(-1, keepdim=True)).div_(_column(temperatures, torch.float32, logits.device))
     probabilities = scaled.softmax(-1)
 
-    token_ids = [0] * len(filters)
+    drawn: dict[int, int] = {}
     unfiltered = [row for row, row_filter in enumerate(filters) if row_filter.is_off]
     if unfiltered:
-        drawn = _inverse_cdf(select_rows(probabilities, unfiltered), draws[unfiltered])
-        for row, token_id in zip(unfiltered, drawn.flatten().tolist(), strict=True):
-            token_ids[row] = token_id
-
-    pending = [row for row, row_filter in enumerate(filters) if not row_filter.is_off]
+        token_ids = _inverse_cdf(select_rows(probabilities, unfiltered), points[unfiltered])
+        drawn.update(zip(unfiltered, token_ids.flatten().tolist(), strict=True))
     for width in (*(width for width in prefix_widths if width < vocab_size), vocab_size):
-        group = [row for row in pending if filters[row].top_k <= width or filters[row].top_k == vocab_size]
-        if not group:
-            continue
-        values, ids = top(select_rows(scaled, group), width)
-        weights = select_rows(probabilities, group).gather(-1, ids)
-        keep = _keep([filters[row] for row in group], values, weights, vocab_size)
-        drawn = _draw_kept(ids, weights, keep, draws[group])
-        for row, token_id, keeps_last in zip(group, drawn.flatten().tolist(), keep[:, -1].tolist(), strict=True):
-            # A ranking that ends with a token that is kept may leave out others that are kept, too.
-            if not keeps_last or filters[row].top_k <= width:
-                token_ids[row] = token_id
-                pending.remove(row)
-    return token_ids
+        # One with top_k waits until the ranking is wide enough for it.
+        group = [
+            row
+            for row, row_filter in enumerate(filters)
+            if row not in drawn and (row_filter.top_k <= width or row_filter.top_k == vocab_size)
+        ]
+        if group:
+            ranked = _draw_ranked(
+                select_rows(scaled, group),
+                select_rows(probabilities, group),
+                [filters[row] for row in group],
+                points[group],
+                width,
+            )
+            drawn.update((row, token) for row, token in zip(group, ranked, strict=True) if token is not None)
+    return [drawn[row] for row in range(len(filters))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,32 @@ class _Filter:
         )
 
 
+def _draw_ranked(
+    scaled: Tensor, probabilities: Tensor, filters: Sequence[_Filter], uniforms: Tensor, width: int
+) -> list[int | None]:
+    """Draws among the best `width` tokens of each row; None where others may pass the filters, too.
+
+    Args:
+        scaled: [rows, vocab], logits over temperature whose maximum is 0.
+        probabilities: [rows, vocab]
+        filters: One for each row.
+        uniforms: [rows, 1]
+        width: 1 to vocab.
+    """
+    values, ids = top(scaled, width)
+    weights = probabilities.gather(-1, ids)
+    keep = _keep(filters, values, weights, scaled.shape[-1])
+    num_kept = int(keep.sum(-1).amax())
+    ids, by_id = ids[:, :num_kept].sort(dim=-1)
+    token_ids = ids.gather(-1, _inverse_cdf((weights * keep)[:, :num_kept].gather(-1, by_id), uniforms))
+    return [
+        token_id if row_filter.top_k <= width or not keeps_last else None
+        for row_filter, token_id, keeps_last in zip(
+            filters, token_ids.flatten().tolist(), keep[:, -1].tolist(), strict=True
+        )
+    ]
+
+
 def _keep(filters: Sequence[_Filter], values: Tensor, weights: Tensor, vocab_size: int) -> Tensor:
     """Which of the best tokens pass; in each row a prefix, never empty.
 
@@ -113,34 +140,17 @@ def _keep(filters: Sequence[_Filter], values: Tensor, weights: Tensor, vocab_siz
     # top_p is a share of what top_k leaves. Without top_k that is 1, whatever the width and the rounding of the sum.
     mass = cumulative.gather(-1, top_k.clamp(max=width) - 1).masked_fill_(top_k == vocab_size, 1.0)
     within_top_k = torch.arange(width, device=values.device) < top_k
-    within_top_p = cumulative - weights < top_p * mass
+    # A token passes when those before it fall short of top_p.
+    within_top_p = pad(cumulative[:, :-1], (1, 0)) < top_p * mass
     return within_top_k & within_top_p & (values >= min_scaled)
-
-
-def _draw_kept(ids: Tensor, weights: Tensor, keep: Tensor, uniforms: Tensor) -> Tensor:
-    """Draws among ranked candidates, in order of their ids.
-
-    Args:
-        ids: [rows, width]
-        weights: [rows, width]
-        keep: [rows, width]; in each row a prefix, not empty.
-        uniforms: [rows, 1]
-
-    Returns:
-        Token ids [rows, 1].
-    """
-    num_kept = int(keep.sum(-1).amax())
-    ids, by_id = ids[:, :num_kept].sort(dim=-1)
-    weights = (weights * keep)[:, :num_kept].gather(-1, by_id)
-    return ids.gather(-1, _inverse_cdf(weights, uniforms))
 
 
 def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     """The first index whose cumulative weight exceeds the uniform share of the sum.
 
-    The sum is in float64, as in float32 the tail of a large vocabulary is lost. For every u up to 1 - 2**-53 the product
-    u * sum rounds to less than the sum, so that there always is such an index; the cumulative weight rises there, so that
-    its weight is above 0.
+    The sum is in float64, as in float32 the tail of a large vocabulary is lost. For every u up to 1 - 2**-53 the
+    product u * sum rounds to less than the sum, so that there always is such an index; the cumulative weight rises
+    there, so that its weight is above 0.
 
     Args:
         weights: [rows, width], float32, with a positive sum.
