@@ -52,6 +52,8 @@ class NewSequence:
     num_computed_tokens: int
     block_ids: list[int]
     sampling: SamplingParams
+    traceparent: str = ""
+    """Trace context of its request; empty when it is not traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class StepTimings:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
+    """What one step brought."""
+
     step_id: int
     token_ids: list[int]
     """One for each sequence that sampled, in ascending order of slots; 0 for one that failed."""
@@ -115,6 +119,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
+    """What an executor serves."""
+
     name: str
     fingerprint: str
     """Equal for equal weights, configuration and tokenizer."""

@@ -182,6 +182,7 @@ def _encode_sequence(sequence: plan.NewSequence) -> pb.NewSequence:
             num_logprobs=sampling.num_logprobs,
             num_prompt_logprobs=sampling.num_prompt_logprobs,
         ),
+        traceparent=sequence.traceparent,
     )
 
 
@@ -212,4 +213,5 @@ def _decode_sequence(message: pb.NewSequence) -> plan.NewSequence:
             num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
             num_prompt_logprobs=sampling.num_prompt_logprobs if sampling.HasField("num_prompt_logprobs") else None,
         ),
+        traceparent=message.traceparent,
     )

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
-import structlog
 
 from everystop.errors import Reason, ServiceError
 from everystop.settings import SchedulerConfig
 from scheduler_svc.core import DuplicateRequestError, Output, Request, RequestStats, RequestTooLargeError, Scheduler
 from scheduler_svc.delivery import DeliveryPump
-from scheduler_svc.stream import RequestStream, timings
+from scheduler_svc.ledger import Ledger
+from scheduler_svc.stream import RequestStream
 from scheduler_svc.validation import Generation, ServedModel
 
 _RETRY_AFTER_S = 1.0
-
-log = structlog.get_logger()
 
 
 class RequestDesk:
@@ -27,9 +25,7 @@ class RequestDesk:
     def __init__(self, config: SchedulerConfig, on_change: Callable[[], None], clock: Callable[[], float]) -> None:
         self.is_closing = False
         """No new requests: the scheduler drains."""
-        self.num_submitted = 0
-        self.outcomes: Counter[str] = Counter()
-        """Ended requests by the reason in their log line."""
+        self.ledger = Ledger(clock)
         self.empty = asyncio.Event()
         """Set while no request is in."""
         self.empty.set()
@@ -60,20 +56,27 @@ class RequestDesk:
         """Deliver, for ever."""
         await self._pump.run()
 
-    def submit(self, generation: Generation) -> RequestStream:
-        """Queue a checked request. Raises ServiceError when its id is in use, the queue is full or it can never fit."""
+    def submit(self, generation: Generation, *, traceparent: str = "") -> RequestStream:
+        """Queue a checked request. Raises ServiceError when its id is in use, the queue is full or it can never fit.
+
+        `traceparent` is the trace context of its call, empty when there is none.
+        """
         self.check_open()
         assert self._core is not None
         assert self._model is not None, "there is a model to check a request against"
         request = generation.request
         if request.request_id in self._streams:
             raise _in_use(request.request_id)
+        trace = self.ledger.begin_trace(request, traceparent)
+        if trace is not None:
+            request = replace(request, traceparent=trace.traceparent)
         if not generation.has_ended:
             self._queue(request)
         stream = RequestStream(request, generation.answer, self._model.tokenizer.token_bytes, self._clock)
+        stream.trace = trace
         self._streams[request.request_id] = stream
         self._start_timers(stream)
-        self.num_submitted += 1
+        self.ledger.submitted()
         self.empty.clear()
         if generation.has_ended:
             stream.finish_at_once(RequestStats(arrival_time=self._clock()))
@@ -83,11 +86,15 @@ class RequestDesk:
 
     def deliver(self, outputs: list[Output]) -> None:
         """Remember what a step brought; the pump does the rest when it is their turn."""
+        token_clocks = []
         for output in outputs:
             stream = self._streams.get(output.request.request_id)
             if stream is not None:
                 stream.feed(output)
                 self._pump.mark(stream)
+                if output.token_ids:
+                    token_clocks.append(stream.token_clock)
+        self.ledger.tokens_arrived(token_clocks)
 
     def release(self, stream: RequestStream) -> None:
         """Its call is over: whatever of it still runs is cancelled, and its seat and blocks are free at once."""
@@ -165,22 +172,8 @@ class RequestDesk:
             timer.cancel()
         if not self._streams:
             self.empty.set()
-        ending = stream.ending
-        assert ending is not None
-        self.outcomes[ending.reason] += 1
-        times = timings(ending.stats, self._clock())
-        log.info(
-            "request_finished",
-            request_id=stream.request.request_id,
-            tenant=stream.request.tenant,
-            reason=ending.reason,
-            num_prompt_tokens=len(stream.request.prompt_token_ids),
-            num_output_tokens=ending.num_output_tokens,
-            queued_ms=round(times.queued_ms, 2),
-            first_token_ms=round(times.first_token_ms, 2),
-            total_ms=round(times.total_ms, 2),
-            num_preemptions=times.num_preemptions,
-        )
+        assert stream.ending is not None
+        self.ledger.ended(stream, stream.ending)
 
 
 def _in_use(request_id: str) -> ServiceError:

@@ -177,7 +177,7 @@ class Loop:
                 return
             if core.num_in_flight_steps == 1:
                 self._restart(step_limit, core)
-            self.stats.sent(await link.send(plan))
+            self.stats.sent(num_bytes=await link.send(plan), num_tokens=plan.num_tokens)
 
     def _restart(self, step_limit: asyncio.Timeout, core: Scheduler) -> None:
         """A step begins when it is sent to an idle executor, or when the one before it has ended."""

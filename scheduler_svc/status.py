@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import everystop
 from everystop.scheduler.v1 import admin_pb2 as pb
+from scheduler_svc.ledger import COMPLETE
 from scheduler_svc.loop import Loop
 
 
@@ -61,12 +62,13 @@ def _executor(loop: Loop) -> pb.ExecutorStatus:
 
 
 def _counters(loop: Loop) -> pb.Counters:
+    outcomes = loop.desk.ledger.outcomes
     counters = pb.Counters(
         num_steps=loop.stats.num_steps,
-        num_requests=loop.desk.num_submitted,
-        num_finished=sum(loop.desk.outcomes[reason] for reason in ("eos", "stop_token", "stop_string", "length")),
-        num_cancelled=loop.desk.outcomes["cancelled"],
-        num_failed=loop.desk.outcomes["execution_failed"],
+        num_requests=loop.desk.ledger.num_submitted,
+        num_finished=sum(outcomes[reason] for reason in COMPLETE),
+        num_cancelled=outcomes["cancelled"],
+        num_failed=outcomes["execution_failed"],
         num_executor_connections=loop.stats.num_connections,
         num_plan_bytes=loop.stats.num_plan_bytes,
         plan_bytes_p50=loop.stats.plan_bytes_p50,

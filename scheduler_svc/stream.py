@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -21,6 +22,10 @@ from everystop.plan import SequenceLogprobs
 from everystop.scheduler.v1 import inference_pb2 as pb
 from scheduler_svc.core.request import Finish, FinishReason, Output, Request, RequestStats
 from scheduler_svc.frontend.answer import AnswerText
+from scheduler_svc.latencies import TokenClock
+
+if TYPE_CHECKING:
+    from scheduler_svc.tracing import RequestTrace
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_STOP,
@@ -61,6 +66,8 @@ class Ending:
     reason: str
     stats: RequestStats
     num_output_tokens: int
+    message: str = ""
+    """What went wrong, for those that did not end as they should."""
 
 
 class RequestStream:
@@ -76,6 +83,9 @@ class RequestStream:
         self.request = request
         self.ending: Ending | None = None
         """Set once nothing more will come."""
+        self.token_clock = TokenClock(arrival_time=clock())
+        self.trace: RequestTrace | None = None
+        """Its trace, when it is traced."""
         self._answer = answer
         self._token_bytes = token_bytes
         self._clock = clock
@@ -94,7 +104,7 @@ class RequestStream:
         """End the stream with an error, after what is pending."""
         if self.ending is None:
             self._error = error
-            self._end(error.reason.value.lower(), stats)
+            self._end(error.reason.value.lower(), stats, error.message)
 
     def digest(self, finish_in_core: Callable[[], RequestStats | None]) -> None:
         """Turn what was remembered into the pending delta and, maybe, the last event.
@@ -188,8 +198,8 @@ class RequestStream:
         self._finished = event
         self._end(reason, stats)
 
-    def _end(self, reason: str, stats: RequestStats) -> None:
-        self.ending = Ending(reason, stats, self._num_output_tokens)
+    def _end(self, reason: str, stats: RequestStats, message: str = "") -> None:
+        self.ending = Ending(reason, stats, self._num_output_tokens, message)
         self._changed.set()
 
     def _logprob_rows(self, entry: SequenceLogprobs) -> list[pb.TokenLogprobs]:

@@ -22,6 +22,8 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     priority: int = 0
     tenant: str = ""
+    traceparent: str = ""
+    """Its trace context, for the executor; empty when it is not traced."""
     answer_token_ids: list[int] = field(default_factory=list)
     """Tokens that the answer begins with, observed before the request came here; fewer than `max_tokens`, and none of
     them ends it. Outputs bring what comes after them."""
@@ -52,6 +54,8 @@ class RequestStats:
     arrival_time: float
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
+    num_attempts: int = 0
+    """How often it was seated."""
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache when it was first seated."""

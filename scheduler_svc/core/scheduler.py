@@ -220,6 +220,14 @@ class Scheduler:
         return len(self._in_flight)
 
     @property
+    def in_flight(self) -> dict[int, list[str]]:
+        """Ids of the requests that take part in each step whose result has not been applied, by step id."""
+        return {
+            step.step_id: [seating.sequence.request.request_id for seating in step.participants()]
+            for step in self._in_flight
+        }
+
+    @property
     def counters(self) -> Counters:
         """A snapshot."""
         return replace(self._roster.counters)

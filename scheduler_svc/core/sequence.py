@@ -104,6 +104,7 @@ class Sequence:
             arrival_time=self.arrival_time,
             first_scheduled_time=self.first_scheduled_time,
             first_token_time=self.first_token_time,
+            num_attempts=self.num_seatings,
             num_preemptions=self.num_preemptions,
             num_recomputed_tokens=self.num_recomputed_tokens,
         )
@@ -166,4 +167,5 @@ class Seating:
             num_computed_tokens=self.num_computed_tokens,
             block_ids=list(self.block_ids),
             sampling=request.sampling,
+            traceparent=request.traceparent,
         )

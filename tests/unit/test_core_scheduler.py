@@ -246,7 +246,7 @@ def test_cancelled_id_can_be_used_at_once() -> None:
     late = schedule(core)
     with pytest.raises(DuplicateRequestError):
         core.add(make_request("a"), now=1.0)
-    assert core.finish("a") == RequestStats(arrival_time=0.0, first_scheduled_time=0.0)
+    assert core.finish("a") == RequestStats(arrival_time=0.0, first_scheduled_time=0.0, num_attempts=1)
     assert core.finish("a") is None
     assert (core.num_running, core.num_used_blocks) == (0, 0)
     core.add(make_request("a", num_prompt_tokens=5), now=1.0)
