@@ -43,6 +43,11 @@ class RequestDesk:
         """Requests that have not ended."""
         return len(self._streams)
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Their ids, the oldest first."""
+        return list(self._streams)
+
     def open(self, model: ServedModel, core: Scheduler) -> None:
         """There is an executor, and so a core to hand requests to."""
         self._model, self._core = model, core

@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from itertools import islice
+from typing import Any
 
 import grpc
 import structlog
@@ -42,6 +44,9 @@ While nobody listens at all, the channel itself backs off."""
 _IN_GOOD_ORDER = {Reason.DRAINING, Reason.SUPERSEDED}
 """Endings of a connection that no request can be the cause of."""
 
+_MAX_LOGGED_REQUESTS = 32
+"""Most request ids in one log line."""
+
 log = structlog.get_logger()
 
 
@@ -66,6 +71,13 @@ class Loop:
 
     async def run(self, on_state: Callable[[bool], None]) -> None:
         """Connect, iterate until the connection is lost, connect again, for ever. `on_state` hears of ready or not."""
+        try:
+            await self._run(on_state)
+        except Exception:  # a bug; the process ends, and this is what it takes along
+            log.exception("scheduler_crashed", **self._held(self.desk.request_ids))
+            raise
+
+    async def _run(self, on_state: Callable[[bool], None]) -> None:
         async with channel.client_channel(self.config.executor_address) as grpc_channel, asyncio.TaskGroup() as tasks:
             tasks.create_task(self.desk.run(), name="delivery")
             while True:
@@ -94,10 +106,25 @@ class Loop:
             yield link
 
     def _note_loss(self, error: LinkLostError) -> None:
-        if self.link is not None:  # else it was never taken in, and nothing was lost
-            self._was_lost = error.cause.reason not in _IN_GOOD_ORDER
         self.state_reason = f"the executor is lost: {error}"
-        log.warning("executor_lost", reason=str(error), num_requests=self.desk.num_requests)
+        if self.link is None:  # it was never taken in, and nothing was lost
+            log.warning("executor_not_usable", reason=str(error), num_requests=self.desk.num_requests)
+            return
+        self._was_lost = error.cause.reason not in _IN_GOOD_ORDER
+        in_flight = self.core.in_flight if self.core is not None else {}
+        took_part = dict.fromkeys(request_id for ids in in_flight.values() for request_id in ids)
+        log.warning("executor_lost", reason=str(error), epoch=self.link.executor.epoch, **self._held(took_part))
+
+    def _held(self, request_ids: Iterable[str]) -> dict[str, Any]:
+        """For the log line of a death: what was in, and the first of `request_ids`."""
+        core = self.core
+        return {
+            "num_requests": self.desk.num_requests,
+            "num_running": core.num_running if core is not None else 0,
+            "num_waiting": core.num_waiting if core is not None else 0,
+            "step_ids": list(core.in_flight) if core is not None else [],
+            "request_ids": list(islice(request_ids, _MAX_LOGGED_REQUESTS)),
+        }
 
     async def _adopt(self, executor: ExecutorInfo, grpc_channel: grpc.aio.Channel) -> None:
         """Take a new executor in: the first one founds the core, a later one must serve the same model."""

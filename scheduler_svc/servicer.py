@@ -15,6 +15,7 @@ import structlog
 from everystop.errors import Reason, ServiceError, invalid
 from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from everystop.scheduler.v1 import inference_pb2 as pb
+from everystop.tracing import TRACEPARENT
 from scheduler_svc import limits
 from scheduler_svc.lifecycle import Lifecycle
 from scheduler_svc.loop import Loop
@@ -37,14 +38,26 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Stream one answer."""
         async with _typed_errors(context):
-            generation = await check(request, self._loop.serving())
-            stream = self._loop.desk.submit(generation)
+            stream = await self._submit(request, context)
             try:
                 await self._write(context, pb.GenerateResponse(accepted=_accepted(stream)))
                 async for event in stream.events():
                     await self._write(context, event)
+            except ServiceError as error:
+                self._loop.desk.end(stream, error)
+                raise
             finally:
                 self._loop.desk.release(stream)
+
+    async def _submit(self, request: pb.GenerateRequest, context: Context) -> RequestStream:
+        """Check and queue a request. Raises ServiceError, which is then on record."""
+        desk = self._loop.desk
+        try:
+            generation = await check(request, self._loop.serving())
+            return desk.submit(generation, traceparent=_traceparent(context))
+        except ServiceError as error:
+            desk.ledger.refused(request.request_id, request.tenant, error)
+            raise
 
     async def _write(self, context: Context, event: pb.GenerateResponse) -> None:
         """Write one event; what the client doesn't read gathers in the stream meanwhile, but not for ever."""
@@ -109,6 +122,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 raise invalid("grace_s", f"is {request.grace_s:g}, expected at least 0")
             grace_s = request.grace_s if request.HasField("grace_s") else None
             return admin_pb2.DrainResponse(num_requests=self._lifecycle.drain(grace_s))
+
+
+def _traceparent(context: Context) -> str:
+    """The trace context that the client sent along, empty when it did not."""
+    value = dict(context.invocation_metadata() or ()).get(TRACEPARENT, "")
+    return value if isinstance(value, str) else ""
 
 
 def _accepted(stream: RequestStream) -> pb.Accepted:
