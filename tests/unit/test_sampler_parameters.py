@@ -168,6 +168,16 @@ def test_counts_grow_with_every_token():
     assert seat.token_ids[1:] == list(range(40))
 
 
+def test_frequency_adds_up_from_step_to_step():
+    sampler = Sampler(2, CPU)
+    seat = make_seat(dataclasses.replace(GREEDY, frequency_penalty=0.5))
+    sampler.admit(seat)
+    for _ in range(6):
+        seat.token_ids += sampler.sample(torch.tensor([[1.2, 0.0]]), [seat]).token_ids
+    # The first logit falls to 0.7, 0.2, -0.3, -0.8; from then on they take turns.
+    assert seat.token_ids[1:] == [0, 0, 0, 1, 0, 1]
+
+
 def test_readmission_goes_on_with_the_same_tokens():
     sampling = SamplingParams(
         temperature=1.3, seed=5, frequency_penalty=0.7, presence_penalty=0.4, repetition_penalty=1.2, min_tokens=6,
@@ -241,6 +251,14 @@ def test_a_tiny_temperature_is_nearly_greedy(filters, temperature):
     assert set(drawn_ids(sampling, [1.0, 2.0, 2.0, 0.0], 50)) == {1, 2}
 
 
+def test_a_tiny_temperature_does_without_denormal_numbers():
+    torch.set_flush_denormal(True)
+    try:
+        assert set(drawn_ids(SamplingParams(temperature=1e-45), [1.0, 2.0, 2.0, 0.0], 50)) == {1, 2}
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_a_temperature_of_100_is_nearly_even():
     assert_follows(drawn_ids(SamplingParams(temperature=100)), softmax([logit / 100 for logit in LOGITS]))
 
@@ -257,13 +275,29 @@ def test_an_extreme_repetition_penalty_leaves_a_choice(factor):
 @pytest.mark.parametrize("point", [0.0, 0.5, 1 - 2**-53])
 @pytest.mark.parametrize("filters", [SamplingParams(), SamplingParams(top_p=0.99), SamplingParams(min_p=1e-6)])
 def test_the_ends_of_the_unit_interval_hit_tokens_that_may_be_chosen(filters, point):
-    # The first and the last tokens have probability 0, and a float32 sum over so many tokens would miss 1.
+    # The first and the last tokens have probability 0.
     logits = torch.zeros(1, 150_000)
     logits[0, :1000] = logits[0, -1000:] = -math.inf
     (token_id,) = draw(logits, [filters], [point])
     assert 1000 <= token_id < 149_000
     if filters == SamplingParams():
         assert token_id == 1000 + min(int(point * 148_000), 147_999)
+
+
+def test_each_token_of_a_long_thin_tail_can_be_hit():
+    logits = torch.zeros(1, 150_000)
+    logits[0, 0] = 20.0
+    width = math.exp(-20)
+    points = [0.9999 + i * width for i in range(100)]
+    token_ids = draw(logits.repeat(100, 1), [SamplingParams()] * 100, points)
+    # In float32, steps next to 1 are 30 of these tokens wide.
+    assert len(set(token_ids)) > 95
+
+
+def test_a_top_p_of_1_keeps_what_rounding_puts_beyond_1():
+    # In float32 the three probabilities of a third add up to more than 1.
+    logits = torch.tensor([[0.0, 0.0, 0.0, -18.4]])
+    assert draw(logits, [SamplingParams(min_p=1e-12)], [1 - 2**-53]) == [3]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
