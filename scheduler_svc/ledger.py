@@ -61,3 +61,34 @@ class Ledger:
             reason=error.reason,
             message=error.message,
         )
+
+    def tokens_arrived(self, clocks: Iterable[TokenClock]) -> None:
+        """A step brought one token for each of `clocks`."""
+        self.latencies.tokens_arrived(clocks, self._clock())
+
+    def ended(self, stream: RequestStream, ending: Ending) -> None:
+        """A request has ended. This is its canonical line."""
+        now, request, stats = self._clock(), stream.request, ending.stats
+        self.outcomes[ending.reason] += 1
+        if ending.reason in COMPLETE:
+            self.latencies.completed(request, stats, ending.num_output_tokens, now)
+        if stream.trace is not None:
+            stream.trace.end(ending, now)
+        times = timings(stats, now)
+        log.info(
+            "request_finished",
+            request_id=request.request_id,
+            tenant=request.tenant,
+            reason=ending.reason,
+            **({"message": ending.message} if ending.message else {}),
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_cached_tokens=stats.num_cached_tokens,
+            num_output_tokens=ending.num_output_tokens,
+            queued_ms=round(times.queued_ms, 2),
+            first_token_ms=round(times.first_token_ms, 2),
+            total_ms=round(times.total_ms, 2),
+            num_attempts=stats.num_attempts,
+            num_preemptions=stats.num_preemptions,
+            num_recomputed_tokens=stats.num_recomputed_tokens,
+            **({"trace_id": stream.trace.trace_id} if stream.trace is not None else {}),
+        )

@@ -58,7 +58,7 @@ class RequestTrace:
         """As log lines and dashboards write it."""
         return format_trace_id(self.span.get_span_context().trace_id)
 
-    def end(self, request: Request, ending: Ending, now: float) -> None:
+    def end(self, ending: Ending, now: float) -> None:
         """The request has ended at `now`, on the clock of its stats: add what it went through, and end the span."""
         stats = ending.stats
 
