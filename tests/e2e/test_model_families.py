@@ -19,7 +19,7 @@ from executor_svc.model.decoder import Decoder
 from executor_svc.model.kv_cache import allocate_cache, plan_cache
 from executor_svc.model.weights import load_weights
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 64,
     "intermediate_size": 96,
