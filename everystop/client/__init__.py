@@ -5,7 +5,8 @@
             if isinstance(event, Delta):
                 print(event.text, end="", flush=True)
 
-Every refusal, broken connection and missed deadline is an `everystop.errors.ServiceError`.
+An answer whose stream breaks, because the scheduler is killed or restarted, goes on where it was; `Retry` says how long
+a client tries. Every other refusal, and a missed deadline, is an `everystop.errors.ServiceError`.
 """
 
 from everystop.client.aio import AsyncClient
@@ -23,6 +24,7 @@ from everystop.client.events import (
     completion_from_events,
 )
 from everystop.client.requests import ChatMessage, GenerateOptions, Prompt
+from everystop.client.retry import Retry
 from everystop.client.sync import Client
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "Finished",
     "GenerateOptions",
     "Prompt",
+    "Retry",
     "Timings",
     "TokenLogprobs",
     "TopLogprob",

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -11,8 +13,10 @@ import grpc
 
 from everystop.channel import client_channel
 from everystop.client import requests
-from everystop.client.events import Completion, Event, completion_from_events, event_from_response
+from everystop.client.events import Completion, Event, completion_from_events
 from everystop.client.requests import ChatMessage, GenerateOptions, Prompt
+from everystop.client.resume import AnswerSoFar
+from everystop.client.retry import DEFAULT_RETRY, Patience, Retry, closed_error
 from everystop.errors import from_rpc_error
 from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -23,11 +27,13 @@ class AsyncClient:
     """A connection to a scheduler. Make it inside of the event loop that uses it; any number of calls may run at once.
 
     `timeout` is everywhere in seconds for the whole call; None waits forever. Every failed call raises
-    `everystop.errors.ServiceError`.
+    `everystop.errors.ServiceError`, a stream after all that `retry` allows; None allows nothing.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, retry: Retry | None = DEFAULT_RETRY) -> None:
         self.address = address
+        self._retry = retry
+        self._closed = asyncio.Event()
         self._channel = client_channel(address)
         self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(
             self._channel
@@ -44,12 +50,13 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; calls that still run are cancelled."""
+        self._closed.set()
         await self._channel.close()
 
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[Event, None]:
-        """Stream an answer: one Accepted, any number of Deltas, one Finished.
+        """Stream an answer: one Accepted, any number of Deltas, one Finished, whatever the scheduler goes through.
 
         The call starts with the iteration. Leaving the iteration (break, an exception, cancelling the task) cancels the
         request; `contextlib.aclosing` does so at an exact place.
@@ -89,16 +96,34 @@ class AsyncClient:
     async def _stream(
         self, request: inference_pb2.GenerateRequest, timeout: float | None
     ) -> AsyncGenerator[Event, None]:
-        call = self._inference.Generate(request, timeout=timeout)
+        answer, patience = AnswerSoFar(request), Patience(self._retry, timeout)
+        call = None
         try:
-            async for response in call:
-                event = event_from_response(response)
+            while True:
+                try:
+                    if call is None:
+                        call = self._inference.Generate(answer.next_request(), timeout=patience.remaining_s())
+                    response = await call.read()
+                except grpc.RpcError as error:
+                    call = None
+                    if answer.has_finished:
+                        return
+                    await self._pause(patience.pause_s(from_rpc_error(error)))
+                    continue
+                if not isinstance(response, inference_pb2.GenerateResponse):  # the end
+                    return
+                event = answer.take(response)
                 if event is not None:
+                    patience.renew()
                     yield event
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
         finally:
-            call.cancel()  # does nothing after the end
+            if call is not None:
+                call.cancel()  # does nothing after the end
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), seconds)
+            raise closed_error()
 
 
 async def _typed(call: Awaitable[_ResponseT]) -> _ResponseT:

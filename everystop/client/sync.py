@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
@@ -11,8 +12,10 @@ import grpc
 
 from everystop.channel import sync_channel
 from everystop.client import requests
-from everystop.client.events import Completion, Event, completion_from_events, event_from_response
+from everystop.client.events import Completion, Event, completion_from_events
 from everystop.client.requests import ChatMessage, GenerateOptions, Prompt
+from everystop.client.resume import AnswerSoFar
+from everystop.client.retry import DEFAULT_RETRY, Patience, Retry, closed_error
 from everystop.errors import from_rpc_error
 from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -21,11 +24,13 @@ class Client:
     """A connection to a scheduler, safe to share between threads.
 
     `timeout` is everywhere in seconds for the whole call; None waits forever. Every failed call raises
-    `everystop.errors.ServiceError`.
+    `everystop.errors.ServiceError`, a stream after all that `retry` allows; None allows nothing.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, retry: Retry | None = DEFAULT_RETRY) -> None:
         self.address = address
+        self._retry = retry
+        self._closed = threading.Event()
         self._channel = sync_channel(address)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
@@ -40,12 +45,13 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; calls that still run are cancelled."""
+        self._closed.set()
         self._channel.close()
 
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Generator[Event, None, None]:
-        """Stream an answer: one Accepted, any number of Deltas, one Finished.
+        """Stream an answer: one Accepted, any number of Deltas, one Finished, whatever the scheduler goes through.
 
         The call starts with the iteration. Leaving the iteration (break, an exception) cancels the request;
         `contextlib.closing` does so at an exact place.
@@ -86,15 +92,33 @@ class Client:
             return self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout)
 
     def _stream(self, request: inference_pb2.GenerateRequest, timeout: float | None) -> Generator[Event, None, None]:
-        with _typed_errors():
-            call = self._inference.Generate(request, timeout=timeout)
-            try:
-                for response in call:
-                    event = event_from_response(response)
-                    if event is not None:
-                        yield event
-            finally:
+        answer, patience = AnswerSoFar(request), Patience(self._retry, timeout)
+        call = None
+        try:
+            while True:
+                try:
+                    if call is None:
+                        call = self._inference.Generate(answer.next_request(), timeout=patience.remaining_s())
+                    response = next(call, None)
+                except grpc.RpcError as error:
+                    call = None
+                    if answer.has_finished:
+                        return
+                    self._pause(patience.pause_s(from_rpc_error(error)))
+                    continue
+                if response is None:
+                    return
+                event = answer.take(response)
+                if event is not None:
+                    patience.renew()
+                    yield event
+        finally:
+            if call is not None:
                 call.cancel()  # does nothing after the end
+
+    def _pause(self, seconds: float) -> None:
+        if self._closed.wait(seconds):
+            raise closed_error()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ import asyncio
 import dataclasses
 import json
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Unpack
 
 import click
@@ -52,8 +54,16 @@ def _read_prompt() -> str:
         raise click.ClickException(f"standard input is not UTF-8: {error}") from error
 
 
-async def _print_json(address: str, prompt: str, timeout: float | None, options: GenerateOptions) -> None:
+@asynccontextmanager
+async def _connected(address: str, timeout: float | None) -> AsyncIterator[AsyncClient]:
+    """A client whose scheduler answers. One that goes away later is waited for; a wrong address is told at once."""
     async with AsyncClient(address) as client:
+        await client.get_model(timeout=timeout)
+        yield client
+
+
+async def _print_json(address: str, prompt: str, timeout: float | None, options: GenerateOptions) -> None:
+    async with _connected(address, timeout) as client:
         completion = await client.complete(prompt, timeout=timeout, **options)
     # The only values that JSON lacks are bytes of tokens: they become lists of integers.
     click.echo(json.dumps(dataclasses.asdict(completion), default=list))
@@ -63,7 +73,7 @@ async def _stream_text(address: str, prompt: str, timeout: float | None, options
     event: Event | None = None
     has_text = False
     try:
-        async with AsyncClient(address) as client:
+        async with _connected(address, timeout) as client:
             async for event in client.generate(prompt, timeout=timeout, **options):
                 if isinstance(event, Delta):
                     click.echo(event.text, nl=False)

@@ -101,7 +101,7 @@ class Kind(Protocol):
 
 class Asynchronous:
     async def call(self, address: str, method: str, *args: Any, **options: Any) -> Any:
-        async with AsyncClient(address) as client:
+        async with AsyncClient(address, retry=None) as client:
             call: Callable[..., Awaitable[Any]] = getattr(client, method)
             return await call(*args, **options)
 
@@ -120,7 +120,7 @@ class Asynchronous:
 
 class Synchronous:
     async def call(self, address: str, method: str, *args: Any, **options: Any) -> Any:
-        with Client(address) as client:
+        with Client(address, retry=None) as client:
             return await asyncio.to_thread(getattr(client, method), *args, **options)
 
     async def take(
