@@ -1,7 +1,7 @@
 """Child processes that never outlive their parent.
 
 `python -m everystop.child PARENT_PID MODULE ARGUMENT…` runs a module as `python -m MODULE ARGUMENT…` would, and is sent
-SIGTERM when its parent ends, however it ends.
+SIGINT when its parent ends, however it ends.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Children:
                 pending.cancel()
             await asyncio.gather(task, *exits, return_exceptions=True)
 
-    async def stop(self, grace_s: float) -> None:
+    async def stop(self, grace_s: float, signal_number: signal.Signals = signal.SIGINT) -> None:
         """Ask each to end, the last started first, and kill it if it takes longer than `grace_s` seconds."""
         for process in reversed(self._processes.values()):
             if process.returncode is None:
-                process.terminate()
+                process.send_signal(signal_number)
             try:
                 await asyncio.wait_for(process.wait(), grace_s)
             except TimeoutError:
@@ -91,7 +91,7 @@ class Children:
 def _end_with_parent(parent_pid: int) -> None:
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     if os.getppid() != parent_pid:  # it ended before it could be watched
         sys.exit(1)
 
@@ -99,6 +99,7 @@ def _end_with_parent(parent_pid: int) -> None:
 def main() -> None:
     """Run the module that the command line names."""
     parent_pid, module, *arguments = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
     _end_with_parent(int(parent_pid))
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

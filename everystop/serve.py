@@ -23,13 +23,13 @@ from everystop.scheduler.v1 import inference_pb2, inference_pb2_grpc
 from everystop.settings import ExecutorConfig, SchedulerConfig
 
 _GRACE_S = 4.0
-"""How long a service may take to stop."""
+"""How long a service may take to stop, requests aside."""
 _DEFAULT_ADDRESS = "127.0.0.1:50051"
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
-_SHARED = {setting.name for setting in settings(SchedulerConfig)} & {
+_SHARED = ({setting.name for setting in settings(SchedulerConfig)} - {"metrics_listen"}) & {
     setting.name for setting in settings(ExecutorConfig)
 }
-"""Settings of both: one flag, and the executor gets what the scheduler has."""
+"""Settings of both: one flag, and the executor gets what the scheduler has. Each has its own port for metrics."""
 
 
 def _serve(**values: Any) -> None:
@@ -47,10 +47,12 @@ serve = click.Command(
     callback=_serve,
     params=[
         config_option(),
-        *options("executor", flags={"backend": "--executor"}, without=_SHARED),
+        *options(
+            "executor", flags={"backend": "--executor", "metrics_listen": "--executor-metrics-listen"}, without=_SHARED
+        ),
         *options("scheduler", without={"executor_address"}),
     ],
-    help="Run scheduler and executor on this machine, until Ctrl-C.\n\n"
+    help="Run scheduler and executor on this machine, until Ctrl-C (at once) or SIGTERM (requests finish).\n\n"
     "The executor listens on a free port of the loopback; settings that both have are the scheduler's.",
 )
 
@@ -61,8 +63,8 @@ async def _run(scheduler: SchedulerConfig, executor: ExecutorConfig) -> None:
     this_task = asyncio.current_task()
     assert this_task is not None
     interrupts = _Interrupts(this_task, children)
-    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(signal_number, interrupts)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signal_number, interrupts, signal_number)
     try:
         address = await _start(children, scheduler, executor)
         write_address_file(scheduler.address_file, address)
@@ -70,23 +72,29 @@ async def _run(scheduler: SchedulerConfig, executor: ExecutorConfig) -> None:
     except asyncio.CancelledError:
         click.echo("Stopping.", err=True)
     finally:
-        interrupts.stopping = True
-        await children.stop(_GRACE_S)
+        interrupts.is_stopping = True
+        drain_grace_s = scheduler.drain_grace_s if interrupts.signal_number is signal.SIGTERM else 0.0
+        await children.stop(drain_grace_s + _GRACE_S, interrupts.signal_number)
 
 
 class _Interrupts:
-    """The first signal cancels the task; once it is stopping, another one kills the children."""
+    """The first signal cancels the task; once it is stopping, another one kills the children.
+
+    The services get the signal too: SIGINT ends requests, SIGTERM lets them finish.
+    """
 
     def __init__(self, task: asyncio.Task[None], children: Children) -> None:
         self._task = task
         self._children = children
-        self.stopping = False
+        self.is_stopping = False
+        self.signal_number = signal.SIGINT
 
-    def __call__(self) -> None:
-        if self.stopping:
+    def __call__(self, signal_number: signal.Signals) -> None:
+        if self.is_stopping:
             self._children.kill()
         else:
-            self.stopping = True
+            self.is_stopping = True
+            self.signal_number = signal_number
             self._task.cancel()
 
 

@@ -141,6 +141,23 @@ def test_a_signal_stops_both_and_is_no_error(serve: Serve, number: signal.Signal
     assert_all_gone(children)
 
 
+@pytest.mark.parametrize(("number", "is_finished"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_sigterm_lets_requests_finish(serve: Serve, number: signal.Signals, is_finished: bool) -> None:
+    served = serve("--mock-step-ms", "20")
+    with sync_channel(address_in(served.wait_ready())) as channel:
+        request = inference_pb2.GenerateRequest(text="Hello", stop=inference_pb2.StopConditions(max_tokens=50))
+        events = inference_pb2_grpc.InferenceServiceStub(channel).Generate(request, timeout=30)
+        assert next(events).HasField("accepted")
+        served.signal(number)
+        if is_finished:
+            assert list(events)[-1].finished.usage.num_output_tokens == 50
+        else:
+            with pytest.raises(grpc.RpcError) as broken:
+                list(events)
+            assert broken.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert served.finish()[0] == 0
+
+
 def test_a_second_signal_kills(serve: Serve) -> None:
     served = serve()
     served.wait_ready()

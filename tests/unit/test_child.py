@@ -17,15 +17,23 @@ def modules(tmp_path: Path) -> Path:
     """A folder of modules that children can run."""
     (tmp_path / "obedient.py").write_text(
         "import pathlib, signal, sys\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path(sys.argv[2]).write_text(sys.argv[0]) and 0))\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(pathlib.Path(sys.argv[2]).write_text(sys.argv[0]) and 0))\n"
         "pathlib.Path(sys.argv[1]).touch()\n"
         "while True: signal.pause()\n"
     )
     (tmp_path / "stubborn.py").write_text(
         "import pathlib, signal, sys\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "pathlib.Path(sys.argv[1]).touch()\n"
         "while True: signal.pause()\n"
+    )
+    (tmp_path / "patient.py").write_text(
+        "import pathlib, signal, sys\n"
+        "try:\n"
+        "    pathlib.Path(sys.argv[1]).touch()\n"
+        "    signal.pause()\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(5)\n"
     )
     (tmp_path / "failing.py").write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
     return tmp_path
@@ -55,6 +63,28 @@ async def test_a_child_that_ignores_the_request_is_killed(children: Children, tm
     await children.until(appears(ready))
     await children.stop(grace_s=0.1)
     with pytest.raises(ChildExitedError, match="the child was killed by SIGKILL"):
+        await children.until(asyncio.Event().wait())
+
+
+async def test_the_signal_can_be_chosen(children: Children, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    await children.start("child", "stubborn", [str(ready)])
+    await children.until(appears(ready))
+    await children.stop(10, signal.SIGTERM)
+    with pytest.raises(ChildExitedError, match="the child was killed by SIGTERM"):
+        await children.until(asyncio.Event().wait())
+
+
+async def test_a_child_hears_ctrl_c_although_the_shell_ignores_it(children: Children, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        await children.start("child", "patient", [str(ready)])
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+    await children.until(appears(ready))
+    await children.stop(10)
+    with pytest.raises(ChildExitedError, match="the child exited with status 5"):
         await children.until(asyncio.Event().wait())
 
 
