@@ -19,6 +19,10 @@ class ServiceConfig:
         "auto", choices=("auto", "json", "console"), help="How log lines look; auto: console on a terminal, else json."
     )
     log_level: str = option("info", choices=("debug", "info", "warning", "error"), help="Least severe lines to log.")
+    metrics_listen: str = option("", help="host:port to serve Prometheus metrics on; none when empty.")
+    otlp_endpoint: str = option(
+        "", help="URL of an OpenTelemetry collector (OTLP over gRPC) to send traces to; none when empty."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class SchedulerConfig(ServiceConfig):
         check(self)
         check_address("--listen", self.listen)
         check_address("--executor-address", self.executor_address)
+        _check_observers(self)
         _check_budget(self.max_num_batched_tokens, self.max_num_seqs)
 
 
@@ -113,6 +118,7 @@ class ExecutorConfig(ServiceConfig):
     def __post_init__(self) -> None:
         check(self)
         check_address("--listen", self.listen)
+        _check_observers(self)
         _check_budget(self.max_num_batched_tokens, self.max_num_seqs)
 
 
@@ -126,6 +132,15 @@ def check_address(flag: str, address: str) -> None:
     bare_ipv6 = ":" in host and not host.startswith("[")
     if not (colon and host and port.isascii() and port.isdecimal() and int(port) <= 65_535) or bare_ipv6:
         raise ConfigError(f"{flag}: {address!r} is not host:port with a port from 0 to 65535")
+
+
+def _check_observers(config: ServiceConfig) -> None:
+    if config.metrics_listen:
+        check_address("--metrics-listen", config.metrics_listen)
+    if config.otlp_endpoint and not config.otlp_endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--otlp-endpoint: {config.otlp_endpoint!r} is not a URL that begins with http:// or https://"
+        )
 
 
 def _check_budget(max_num_batched_tokens: int, max_num_seqs: int) -> None:

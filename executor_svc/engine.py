@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 import grpc
 import structlog
@@ -27,12 +27,22 @@ from everystop.plan import ExecutorInfo, Hello, StepPlan, StepResult, StepTiming
 from executor_svc.backend import Backend, BackendInfo
 from executor_svc.plan_checks import Limits
 from executor_svc.seats import Seats
+from executor_svc.stats import EngineStats
+
+if TYPE_CHECKING:
+    from executor_svc.tracing import AttemptTracer
 
 MAX_PLANS_IN_FLIGHT = 8
 """Plans without a result yet; a scheduler that keeps the executor busy has two."""
 
 _STOP_TIMEOUT_S = 3.0
 """How long a step may hold up a stop."""
+
+_MAX_LOGGED_REQUESTS = 32
+"""Most request ids in one log line."""
+
+IDLE_S = 0.25
+"""Without a plan for so long, the spans of attempts end: their exits may come hours later, with the next plan."""
 
 _Args = TypeVarTuple("_Args")
 
@@ -91,9 +101,12 @@ class Session:
 class Engine:
     """The forward thread and who it works for. Methods without an underscore belong to the event loop."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, tracer: AttemptTracer | None = None) -> None:
+        """`tracer` traces requests that the scheduler traces."""
         self.broken = asyncio.Event()
         """Set when the backend can't go on; the process should end then."""
+        self.stats = EngineStats()
+        self._tracer = tracer
         self._loop = asyncio.get_running_loop()
         self._backend = backend
         self._info: BackendInfo = backend.info
@@ -106,6 +119,12 @@ class Engine:
         # A daemon: a step that never ends must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
         self._thread.start()
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that are seated; may be asked from any thread."""
+        seats = self._seats
+        return 0 if seats is None else seats.num_seqs
 
     def open(self, hello: Hello) -> Session:
         """Begin a session; one that is open gets ABORTED. Raises ServiceError when `hello` asks for too much."""
@@ -143,12 +162,31 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            while (order := self._orders.get()) is not None:
+            while (order := self._next_order()) is not None:
                 order()
             self._backend.close()
         except Exception:  # noqa: BLE001  # whatever a backend raises, the process must hear of it
-            _log.exception("backend_broken")
+            _log.exception("backend_broken", **self._held())
             _call_soon(self._loop, self._give_up)
+
+    def _next_order(self) -> Callable[[], None] | None:
+        if self._tracer is not None and self._tracer.has_open_spans:
+            try:
+                return self._orders.get(timeout=IDLE_S)
+            except queue.Empty:
+                self._tracer.end_all()
+        return self._orders.get()
+
+    def _held(self) -> dict[str, Any]:
+        """For a log line: who is seated, and up to which step."""
+        if self._seats is None:
+            return {"num_seqs": 0}
+        request_ids = self._seats.request_ids()
+        return {
+            "last_step_id": self._seats.last_step_id,
+            "num_seqs": len(request_ids),
+            "request_ids": request_ids[:_MAX_LOGGED_REQUESTS],
+        }
 
     def _give_up(self) -> None:
         self.broken.set()
@@ -161,33 +199,42 @@ class Engine:
         self._served = session
         self._seats = Seats(session.limits, session.executor.epoch)
         self._idle_since = time.monotonic()
+        self.stats.num_sessions += 1
         _log.info("session_opened", epoch=f"{session.executor.epoch:x}", max_num_seqs=session.limits.max_num_seqs)
 
     def _leave(self, session: Session) -> None:
         if session is self._served:
+            _log.info("session_closed", epoch=f"{session.executor.epoch:x}", **self._held())
             self._served = self._seats = None
             self._backend.reset()
-            _log.info("session_closed", epoch=f"{session.executor.epoch:x}")
+            if self._tracer is not None:
+                self._tracer.end_all()
 
     def _step(self, session: Session, plan: StepPlan) -> None:
         if session is not self._served or session.ended:
             return
         assert self._seats is not None
         waited_us = _us_since(self._idle_since)
+        started_ns = time.time_ns()
         try:
             result = run_step(self._seats, self._backend, plan, waited_us)
         except ServiceError as error:
+            self.stats.refusals[error.reason] += 1
             _log.warning("plan_refused", step_id=plan.step_id, reason=error.reason, message=error.message)
             session.end_from_thread(error)
             self._leave(session)
         except Exception as error:  # noqa: BLE001  # whatever a backend raises ends the session alone
             # Its state is unknown now, so it starts afresh; a backend whose reset fails too is broken.
-            _log.exception("step_failed", step_id=plan.step_id, request_ids=self._seats.request_ids())
+            self.stats.num_failed_steps += 1
+            _log.exception("step_failed", step_id=plan.step_id, **self._held())
             message = f"step {plan.step_id} failed: {type(error).__name__}: {error}"
             session.end_from_thread(ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, message))
             self._leave(session)
         else:
             session.deliver_from_thread(result)
+            self.stats.stepped(plan.num_tokens, result.timings)
+            if self._tracer is not None:
+                self._tracer.stepped(plan, started_ns)
             _log.debug("step", step_id=plan.step_id, num_seqs=plan.num_seqs, num_tokens=plan.num_tokens)
         self._idle_since = time.monotonic()
 

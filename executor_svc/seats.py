@@ -78,6 +78,16 @@ class Seats:
                 self._decodes[seat.slot] = ScheduledSequence(seat, num_tokens=1, samples=True)
             self._decodes = dict(sorted(self._decodes.items()))
 
+    @property
+    def num_seqs(self) -> int:
+        """How many are seated."""
+        return len(self._seats)
+
+    @property
+    def last_step_id(self) -> int:
+        """The last plan that was taken in; 0 before the first."""
+        return self._next_step_id - 1
+
     def request_ids(self) -> list[str]:
         """Who is seated, for logs."""
         return [seat.request_id for seat in self._seats.values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 import structlog
@@ -12,10 +13,16 @@ from grpc_health.v1.health import aio as health_aio
 
 from everystop import channel
 from everystop.executor.v1 import executor_pb2, executor_pb2_grpc
+from everystop.observers import Observers
 from everystop.settings import ExecutorConfig
-from executor_svc.backend import Backend
+from everystop.tracing import Tracing
+from executor_svc.backend import Backend, BackendInfo
 from executor_svc.engine import Engine
 from executor_svc.servicer import ExecutorServicer
+
+if TYPE_CHECKING:  # their libraries are loaded only where they are used
+    from everystop.metrics import MetricsServer
+    from executor_svc.tracing import AttemptTracer
 
 EXECUTOR_SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 
@@ -30,6 +37,7 @@ class RunningExecutor:
     """A started executor."""
 
     address: str
+    observers: Observers
     _server: grpc.aio.Server
     _engine: Engine
 
@@ -40,18 +48,38 @@ class RunningExecutor:
     async def stop(self) -> None:
         """Take no more calls, end the open session with UNAVAILABLE, and close the backend."""
         await asyncio.gather(self._server.stop(_GRACE_S), self._engine.stop())
+        await self.observers.stop()
 
 
 async def start(config: ExecutorConfig, backend: Backend) -> RunningExecutor:
     """Serve a backend that is loaded. It is ready when it listens. Raises OSError when the address can't be had."""
     server = channel.server(max_request_bytes=channel.MAX_STEP_BYTES)
     address = channel.bind(server, config.listen)
-    engine = Engine(backend)
+    tracing = Tracing("everystop-executor", config.otlp_endpoint) if config.otlp_endpoint else None
+    engine = Engine(backend, _attempt_tracer(tracing))
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(engine, backend), server)
     health = health_aio.HealthServicer()  # "" is SERVING by itself
     await health.set(EXECUTOR_SERVICE, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    observers = Observers(_serve_metrics(config, engine, backend.info), tracing)
     await server.start()
     channel.write_address_file(config.address_file, address)
     _log.info("executor_listening", address=address, backend=backend.info.name, model=backend.info.model.name)
-    return RunningExecutor(address, server, engine)
+    return RunningExecutor(address, observers, server, engine)
+
+
+def _attempt_tracer(tracing: Tracing | None) -> AttemptTracer | None:
+    if tracing is None:
+        return None
+    from executor_svc.tracing import AttemptTracer  # imports OpenTelemetry
+
+    return AttemptTracer(tracing.tracer)
+
+
+def _serve_metrics(config: ExecutorConfig, engine: Engine, info: BackendInfo) -> MetricsServer | None:
+    if not config.metrics_listen:
+        return None
+    from everystop.metrics import MetricsServer  # imports the library of Prometheus
+    from executor_svc.metrics import ExecutorCollector
+
+    return MetricsServer(config.metrics_listen, ExecutorCollector(engine, info))

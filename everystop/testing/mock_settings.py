@@ -15,6 +15,8 @@ _OF_THE_EXECUTOR = {"max_model_len"}
 """Of the settings that both have. The scheduler takes over what the executor says."""
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 """Of the settings that both have: the scheduler's knobs, which the executor's limits must not be below."""
+_OF_EACH = {"metrics_listen", "otlp_endpoint"}
+"""Of the settings that both have: given to both."""
 
 
 def mock_settings(settings: dict[str, Any]) -> tuple[SchedulerConfig, ExecutorConfig]:
@@ -34,7 +36,7 @@ def mock_settings(settings: dict[str, Any]) -> tuple[SchedulerConfig, ExecutorCo
         listen="127.0.0.1:0", **{name: value for name, value in settings.items() if name in of_scheduler}
     )
     limits = {name: max(getattr(ExecutorConfig(), name), getattr(scheduler, name)) for name in _LIMITS}
-    own = {name: value for name, value in settings.items() if name in of_executor - of_scheduler}
+    own = {name: value for name, value in settings.items() if name in of_executor - of_scheduler | _OF_EACH}
     return scheduler, ExecutorConfig(listen="127.0.0.1:0", backend="mock", **limits, **own)
 
 

@@ -1,0 +1,29 @@
+"""What watches a running service from outside, where it is configured."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from everystop.tracing import Tracing
+
+if TYPE_CHECKING:  # its library is loaded only where metrics are served
+    from everystop.metrics import MetricsServer
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """None: not configured."""
+
+    metrics: MetricsServer | None
+    tracing: Tracing | None
+
+    @property
+    def metrics_address(self) -> str:
+        """The "host:port" where metrics are scraped; empty when they are not."""
+        return "" if self.metrics is None else self.metrics.address
+
+    async def stop(self) -> None:
+        """Close the port of the metrics, and send the last spans."""
+        await asyncio.gather(*(each.stop() for each in (self.metrics, self.tracing) if each is not None))
