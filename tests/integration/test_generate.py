@@ -273,7 +273,10 @@ def test_static_batching_gives_the_same_tokens():
 
 
 def test_a_full_queue_refuses_with_a_time_to_come_back():
-    with serve_mock(max_waiting=1, max_num_seqs=1, mock_step_ms=20.0) as busy, Client(busy.address) as client:
+    with (
+        serve_mock(max_waiting=1, max_num_seqs=1, mock_step_ms=20.0) as busy,
+        Client(busy.address, retry=None) as client,
+    ):
         running = client.generate("a", max_tokens=50_000)
         next(event for event in running if isinstance(event, Delta))
         waiting = client.generate("b", max_tokens=1)

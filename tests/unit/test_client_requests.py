@@ -71,7 +71,7 @@ def test_has_an_option_for_every_field_of_the_protocol() -> None:
         for message in (pb.GenerateRequest, pb.SamplingParams, pb.StopConditions, pb.OutputOptions, pb.ChatPrompt)
         for name in message.DESCRIPTOR.fields_by_name
     }
-    not_options = {"text", "token_ids", "chat", "messages", "sampling", "stop", "output"}
+    not_options = {"text", "token_ids", "chat", "messages", "sampling", "stop", "output"} | {"resume"}  # clients do it
     assert set(GenerateOptions.__annotations__) == fields - not_options
 
 
