@@ -16,7 +16,7 @@ PROTOS := $(shell find protos -name '*.proto')
 SAY := @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format proto model compose clean
+.PHONY: help serve test check format proto pin model compose clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ format: .venv/.installed-dev ## Format the code
 proto: .venv-proto/.installed ## Generate the gRPC code from protos/
 	$(SAY) "Generating from $(PROTOS)"
 	@scripts/generate_stubs.sh .
+
+pin: .venv/.installed-dev ## Write the versions that .venv has into constraints.txt
+	@{ grep '^#' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable --exclude triton | sed 's/+.*//'; } > .venv/pinned
+	@mv .venv/pinned constraints.txt
 
 model: .venv/.installed ## Fetch the default model
 	$(SAY) "Looking for the default model (the first time fetches 93 MB and converts them)"
