@@ -1,0 +1,14 @@
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_settings() -> Iterator[None]:
+    """Tests don't see the settings of the shell that they run in; the cache of models is left as it is."""
+    names = [name for name in os.environ if name.startswith("EVERYSTOP_") and name != "EVERYSTOP_CACHE"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.delenv(name)
+        yield
