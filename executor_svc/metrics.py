@@ -24,10 +24,8 @@ class ExecutorCollector(Collector):
         info, stats = self._info, self._engine.stats
         make = Families({"model_name": info.model.name})
         computing = {"backend": info.name, "device": info.device, "dtype": info.dtype}
-        yield Families(dict(make.labels or {}) | computing).gauge(
-            "executor_info", "1; the labels say what computes.", 1
-        )
-        yield make.gauge("executor_num_seqs", "Sequences that are seated.", self._engine.num_seqs)
+        yield Families({"model_name": info.model.name, **computing}).gauge("executor_info", "Always 1.", 1)
+        yield make.gauge("executor_num_seqs", "Sequences that are seated, as of the last plan.", self._engine.num_seqs)
         yield make.gauge("executor_num_blocks", "Blocks of the KV cache, used or not.", info.num_blocks)
         yield make.counter("executor_sessions", "Schedulers that shook hands.", stats.num_sessions)
         yield make.counter("executor_steps", "Steps that were computed.", stats.num_steps)

@@ -95,7 +95,9 @@ def _requests(make: Families, ledger: Ledger) -> Iterator[Metric]:
     for reason, num_requests in dict(ledger.outcomes).items():
         outcomes[_FINISHED_REASONS.get(reason, "error")] += num_requests
     yield make.counter_by("finished_reason", "request_success", "Requests that ended, by reason.", outcomes)
-    yield make.counter_by("reason", "request_refused", "Requests that never got in, by reason.", dict(ledger.refusals))
+    # Without the model's name: there may be none yet, which is a reason, too.
+    refusals = dict(ledger.refusals)
+    yield Families({}).counter_by("reason", "request_refused", "Requests that never got in, by reason.", refusals)
 
 
 def _latencies(make: Families, ledger: Ledger) -> Iterator[Metric]:

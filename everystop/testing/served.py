@@ -67,6 +67,18 @@ class MockService:
         self._scheduler: scheduler_svc.server.RunningScheduler | None = None
         self._executor: executor_svc.server.RunningExecutor | None = None
 
+    @property
+    def metrics_address(self) -> str:
+        """Where the scheduler's metrics are, with the setting `metrics_listen="127.0.0.1:0"`."""
+        assert self._scheduler is not None
+        return self._scheduler.observers.metrics_address
+
+    @property
+    def executor_metrics_address(self) -> str:
+        """Where the executor's metrics are."""
+        assert self._executor is not None, "there is no executor"
+        return self._executor.observers.metrics_address
+
     def stop_executor(self) -> None:
         """Take the executor away. Answers pause until there is one again."""
         self._run(self._stop_executor())
