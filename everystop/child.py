@@ -13,7 +13,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 T = TypeVar("T")
 
@@ -35,8 +35,10 @@ class ChildExitedError(Exception):
 class Children:
     """Processes that are started in order, watched together, and stopped in reverse order."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *, stdout: TextIO | None = None) -> None:
+        """`stdout` takes what they print; this process's own when left out."""
         self._environment = environment
+        self._stdout = stdout
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
@@ -45,6 +47,7 @@ class Children:
             sys.executable,
             *("-m", "everystop.child", str(os.getpid()), module, *arguments),
             stdin=asyncio.subprocess.DEVNULL,
+            stdout=self._stdout,
             env=self._environment,
             process_group=0,  # a terminal's Ctrl-C reaches the parent alone, which then stops them in order
         )

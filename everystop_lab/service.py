@@ -21,7 +21,7 @@ _GRACE_S = 10.0
 @asynccontextmanager
 async def serving(flags: Sequence[str]) -> AsyncIterator[str]:
     """Run `everystop serve` with `flags` on a free port; yields its address once it serves."""
-    children = Children(os.environ)
+    children = Children(os.environ, stdout=sys.stderr)  # ours is for the figures
     with tempfile.TemporaryDirectory(prefix="everystop-bench-") as folder:
         file = Path(folder, "address")
         arguments = ["serve", "--listen=127.0.0.1:0", f"--address-file={file}", "--log-level=warning", *flags]
