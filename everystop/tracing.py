@@ -100,7 +100,7 @@ class ClientSpan:
         self._span: Span | None = None
 
     def __enter__(self) -> Self:
-        if "opentelemetry" in sys.modules:
+        if "opentelemetry.trace" in sys.modules:
             self._begin()
         return self
 

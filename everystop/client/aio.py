@@ -19,6 +19,7 @@ from everystop.client.resume import AnswerSoFar
 from everystop.client.retry import DEFAULT_RETRY, Patience, Retry, closed_error
 from everystop.errors import from_rpc_error
 from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from everystop.tracing import ClientSpan
 
 _ResponseT = TypeVar("_ResponseT")
 
@@ -98,27 +99,30 @@ class AsyncClient:
     ) -> AsyncGenerator[Event, None]:
         answer, patience = AnswerSoFar(request), Patience(self._retry, timeout)
         call = None
-        try:
-            while True:
-                try:
-                    if call is None:
-                        call = self._inference.Generate(answer.next_request(), timeout=patience.remaining_s())
-                    response = await call.read()
-                except grpc.RpcError as error:
-                    call = None
-                    if answer.has_finished:
+        with ClientSpan() as span:
+            try:
+                while True:
+                    try:
+                        if call is None:
+                            call = self._inference.Generate(
+                                answer.next_request(), timeout=patience.remaining_s(), metadata=span.metadata
+                            )
+                        response = await call.read()
+                    except grpc.RpcError as error:
+                        call = None
+                        if answer.has_finished:
+                            return
+                        await self._pause(patience.pause_s(from_rpc_error(error)))
+                        continue
+                    if not isinstance(response, inference_pb2.GenerateResponse):  # the end
                         return
-                    await self._pause(patience.pause_s(from_rpc_error(error)))
-                    continue
-                if not isinstance(response, inference_pb2.GenerateResponse):  # the end
-                    return
-                event = answer.take(response)
-                if event is not None:
-                    patience.renew()
-                    yield event
-        finally:
-            if call is not None:
-                call.cancel()  # does nothing after the end
+                    event = answer.take(response)
+                    if event is not None:
+                        patience.renew()
+                        yield event
+            finally:
+                if call is not None:
+                    call.cancel()  # does nothing after the end
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -18,6 +18,7 @@ from everystop.client.resume import AnswerSoFar
 from everystop.client.retry import DEFAULT_RETRY, Patience, Retry, closed_error
 from everystop.errors import from_rpc_error
 from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from everystop.tracing import ClientSpan
 
 
 class Client:
@@ -94,27 +95,30 @@ class Client:
     def _stream(self, request: inference_pb2.GenerateRequest, timeout: float | None) -> Generator[Event, None, None]:
         answer, patience = AnswerSoFar(request), Patience(self._retry, timeout)
         call = None
-        try:
-            while True:
-                try:
-                    if call is None:
-                        call = self._inference.Generate(answer.next_request(), timeout=patience.remaining_s())
-                    response = next(call, None)
-                except grpc.RpcError as error:
-                    call = None
-                    if answer.has_finished:
+        with ClientSpan() as span:
+            try:
+                while True:
+                    try:
+                        if call is None:
+                            call = self._inference.Generate(
+                                answer.next_request(), timeout=patience.remaining_s(), metadata=span.metadata
+                            )
+                        response = next(call, None)
+                    except grpc.RpcError as error:
+                        call = None
+                        if answer.has_finished:
+                            return
+                        self._pause(patience.pause_s(from_rpc_error(error)))
+                        continue
+                    if response is None:
                         return
-                    self._pause(patience.pause_s(from_rpc_error(error)))
-                    continue
-                if response is None:
-                    return
-                event = answer.take(response)
-                if event is not None:
-                    patience.renew()
-                    yield event
-        finally:
-            if call is not None:
-                call.cancel()  # does nothing after the end
+                    event = answer.take(response)
+                    if event is not None:
+                        patience.renew()
+                        yield event
+            finally:
+                if call is not None:
+                    call.cancel()  # does nothing after the end
 
     def _pause(self, seconds: float) -> None:
         if self._closed.wait(seconds):
