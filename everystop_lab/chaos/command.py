@@ -1,0 +1,153 @@
+"""`everystop chaos`: hurts a service in every way and checks that no client can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from everystop.errors import ServiceError
+from everystop_lab.bench.common import report as print_figures
+from everystop_lab.chaos.deployment import Commands, own_services
+from everystop_lab.chaos.items import Sizes
+from everystop_lab.chaos.report import Report
+from everystop_lab.chaos.run import Settings, run
+
+_MAX_COMPLAINTS = 20
+_SCHEDULER_FLAGS = ("--max-num-seqs=16", "--max-num-batched-tokens=256", "--max-prefill-chunk=64")
+_EXECUTOR_FLAGS = ("--num-blocks=256", "--max-model-len=2048")
+"""Too small for all streams at once: requests wait, prompts come in pieces, and some sequences are preempted."""
+_MOCK_FLAGS = ("--mock-step-ms=2", "--mock-token-us=20", "--mock-eos-rate=0.003")
+
+
+@click.command
+@click.option("--minutes", type=click.FloatRange(0.05, 10_000), default=3.0, show_default=True, help="Of chaos.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same requests and same plan of harm.")
+@click.option("--streams", "num_streams", type=click.IntRange(1, 4096), default=24, show_default=True)
+@click.option("--kills", "num_kills", type=click.IntRange(0), default=20, show_default=True, help="Of each service.")
+@click.option("--stops", "num_stops", type=click.IntRange(0), default=6, show_default=True, help="Of the executor.")
+@click.option("--items", "num_items", type=click.IntRange(1), default=48, show_default=True, help="Different requests.")
+@click.option("--max-prompt-tokens", type=click.IntRange(8), default=600, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(2), default=300, show_default=True, help="Of an answer.")
+@click.option(
+    "--patience-s",
+    type=click.FloatRange(1),
+    default=60.0,
+    show_default=True,
+    help="Seconds without a sign of life after which a request is lost.",
+)
+@click.option("--executor", "backend", default="mock", show_default=True, help="Backend of the own executor.")
+@click.option("--model", default="default", show_default=True, help="As in `everystop serve`.")
+@click.option(
+    "--dtype",
+    default="float32",
+    show_default=True,
+    help="As in `everystop serve`. What is recomputed after a death goes through another batch shape.",
+)
+@click.option(
+    "--step-timeout-s",
+    type=click.FloatRange(0.1),
+    help="Of the own scheduler.  [default: 2 with the mock, else 20]",
+)
+@click.option("--address", metavar="HOST:PORT", help="A deployment to hurt, in place of own services.")
+@click.option("--kill-executor", "kill_executor", metavar="COMMAND", help="Kills the executor of --address.")
+@click.option("--kill-scheduler", "kill_scheduler", metavar="COMMAND", help="Kills the scheduler of --address.")
+@click.option("--log", "log_path", type=click.Path(path_type=Path), help="Where the own services log.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def chaos(
+    context: click.Context,
+    /,
+    minutes: float,
+    num_streams: int,
+    num_kills: int,
+    num_stops: int,
+    num_items: int,
+    max_prompt_tokens: int,
+    max_tokens: int,
+    seed: int,
+    patience_s: float,
+    *,
+    as_json: bool,
+    log_path: Path | None,
+    **target: Any,
+) -> None:
+    """Kill and stop the services under mixed load, and check every stream and every block.
+
+    Runs services of its own, or hurts a deployment through commands; both of its services must come back by themselves
+    at the same address. Exits with 1 when a stream was lost or wrong, or a block is still used in the end.
+    """
+    settings = Settings(
+        seconds=60 * minutes,
+        seed=seed,
+        num_streams=num_streams,
+        num_items=num_items,
+        sizes=Sizes(max_prompt_tokens, max_tokens),
+        num_kills=num_kills,
+        num_stops=num_stops,
+        patience_s=patience_s,
+    )
+    try:
+        if target["address"] is not None:
+            report = asyncio.run(run(_commands(settings, target), settings))
+        else:
+            report = _run_own(settings, log_path, target)
+    except ServiceError as error:
+        raise click.ClickException(f"undisturbed: {error.message} ({error.code.name})") from error
+    _print(report, settings, as_json=as_json)
+    context.exit(0 if report.is_good else 1)
+
+
+def _commands(settings: Settings, target: dict[str, Any]) -> Commands:
+    commands = Commands(target["address"], target["kill_executor"] or "", target["kill_scheduler"] or "")
+    if settings.num_kills and not (commands.kill_executor_command and commands.kill_scheduler_command):
+        raise click.UsageError("--address needs --kill-executor and --kill-scheduler, or --kills 0.")
+    return commands
+
+
+def _run_own(settings: Settings, log_path: Path | None, target: dict[str, Any]) -> Report:
+    with tempfile.TemporaryDirectory(prefix="everystop-chaos-") as folder:
+        if log_path is not None:
+            with log_path.open("wb") as log:
+                return asyncio.run(_hurt_own(settings, Path(folder), log, target))
+        with tempfile.TemporaryFile() as log:
+            try:
+                report = asyncio.run(_hurt_own(settings, Path(folder), log, target))
+            except Exception:
+                _print_tail(log)
+                raise
+            if report.unexpected_exits:
+                _print_tail(log)
+            return report
+
+
+async def _hurt_own(settings: Settings, folder: Path, log: IO[bytes], target: dict[str, Any]) -> Report:
+    backend = target["backend"]
+    step_timeout_s = target["step_timeout_s"] or (2.0 if backend == "mock" else 20.0)
+    executor_flags = [f"--backend={backend}", f"--model={target['model']}", *_EXECUTOR_FLAGS]
+    executor_flags += _MOCK_FLAGS if backend == "mock" else [f"--dtype={target['dtype']}"]
+    scheduler_flags = [f"--step-timeout-s={step_timeout_s}", *_SCHEDULER_FLAGS]
+    max_stop_s = 1.5 * step_timeout_s  # most are shorter than the time-out, some are longer
+    async with own_services(
+        executor_flags, scheduler_flags, max_stop_s=max_stop_s, folder=folder, log=log
+    ) as deployment:
+        return await run(deployment, settings)
+
+
+def _print_tail(log: IO[bytes], num_bytes: int = 4000) -> None:
+    log.seek(0)
+    click.echo(log.read()[-num_bytes:].decode(errors="replace"), err=True)
+
+
+def _print(report: Report, settings: Settings, *, as_json: bool) -> None:
+    for complaint in report.complaints[:_MAX_COMPLAINTS]:
+        click.echo(complaint, err=True)
+    if len(report.complaints) > _MAX_COMPLAINTS:
+        click.echo(f"… and {len(report.complaints) - _MAX_COMPLAINTS} more", err=True)
+    figures = dataclasses.asdict(report) | {"seconds": settings.seconds, "seed": settings.seed}
+    del figures["complaints"]
+    print_figures(figures, as_json=as_json)

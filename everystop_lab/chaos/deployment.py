@@ -1,0 +1,120 @@
+"""What is hurt: services of our own, or somebody's deployment through commands."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+import click
+
+from everystop_lab.supervised import SupervisedService
+
+_KILL_SHARE = 0.3
+"""Of the executors that are stopped, those that are killed instead of continued."""
+
+
+class Deployment(Protocol):
+    """A scheduler and an executor that come back by themselves."""
+
+    @property
+    def address(self) -> str:
+        """Where clients reach the scheduler."""
+
+    @property
+    def can_stop_executor(self) -> bool:
+        """Whether `stop_executor` works."""
+
+    @property
+    def num_unexpected_exits(self) -> int:
+        """How often a service ended by itself."""
+
+    async def kill_executor(self) -> None:
+        """End it without warning."""
+
+    async def stop_executor(self, rng: random.Random) -> bool:
+        """Stop it for a while in the midst of whatever it does; whether it was killed afterwards."""
+
+    async def kill_scheduler(self) -> None:
+        """End it without warning."""
+
+
+class OwnServices:
+    """Two processes of this one."""
+
+    can_stop_executor = True
+
+    def __init__(self, executor: SupervisedService, scheduler: SupervisedService, max_stop_s: float) -> None:
+        self.executor = executor
+        self.scheduler = scheduler
+        self.address = scheduler.address
+        self._max_stop_s = max_stop_s
+
+    @property
+    def num_unexpected_exits(self) -> int:
+        """Of both."""
+        return self.executor.num_unexpected_exits + self.scheduler.num_unexpected_exits
+
+    async def kill_executor(self) -> None:
+        """SIGKILL, once it listens."""
+        await self.executor.kill()
+
+    async def stop_executor(self, rng: random.Random) -> bool:
+        """SIGSTOP, once it listens."""
+        then_kill = rng.random() < _KILL_SHARE
+        await self.executor.halt(rng.uniform(0, self._max_stop_s), then_kill=then_kill)
+        return then_kill
+
+    async def kill_scheduler(self) -> None:
+        """SIGKILL, once it listens."""
+        await self.scheduler.kill()
+
+
+@asynccontextmanager
+async def own_services(
+    executor_flags: Sequence[str], scheduler_flags: Sequence[str], *, max_stop_s: float, folder: Path, log: IO[bytes]
+) -> AsyncIterator[OwnServices]:
+    """Run both until the block ends. Raises RuntimeError when one does not start."""
+    executor = SupervisedService("executor_svc", executor_flags, folder, log)
+    scheduler_flags = [f"--executor-address={executor.address}", *scheduler_flags]
+    scheduler = SupervisedService("scheduler_svc", scheduler_flags, folder, log)
+    try:
+        await executor.start()
+        await scheduler.start()
+        yield OwnServices(executor, scheduler, max_stop_s)
+    finally:
+        await scheduler.stop()
+        await executor.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Somebody's deployment: a shell command for each kind of harm."""
+
+    address: str
+    kill_executor_command: str
+    kill_scheduler_command: str
+    can_stop_executor: bool = False
+    num_unexpected_exits: int = 0
+
+    async def kill_executor(self) -> None:
+        """Raises ClickException when the command fails."""
+        await _run(self.kill_executor_command)
+
+    async def stop_executor(self, rng: random.Random) -> bool:
+        """Not here."""
+        raise NotImplementedError
+
+    async def kill_scheduler(self) -> None:
+        """Raises ClickException when the command fails."""
+        await _run(self.kill_scheduler_command)
+
+
+async def _run(command: str) -> None:
+    process = await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.DEVNULL)
+    if status := await process.wait():
+        raise click.ClickException(f"{command!r} ended with status {status}")

@@ -1,0 +1,112 @@
+"""One run: undisturbed answers, then everything at once, then what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+import click
+
+from everystop.client import AsyncClient, Retry
+from everystop.errors import ServiceError
+from everystop.scheduler.v1 import admin_pb2
+from everystop_lab.chaos import clients, harm
+from everystop_lab.chaos.clients import Attempt, Surroundings
+from everystop_lab.chaos.deployment import Deployment
+from everystop_lab.chaos.harm import Tormentor
+from everystop_lab.chaos.items import Item, Sizes, undisturbed
+from everystop_lab.chaos.report import Report, make_report
+
+_SETTLE_S = 10.0
+"""How long the scheduler may take to have nothing left, once every client has gone."""
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run is made of."""
+
+    seconds: float
+    seed: int
+    num_streams: int
+    num_items: int
+    sizes: Sizes
+    num_kills: int
+    num_stops: int
+    patience_s: float
+    """How long a client waits for a sign of life, and a run for its last requests and for a service that was killed."""
+
+
+async def run(deployment: Deployment, settings: Settings) -> Report:
+    """Hurt `deployment` and report.
+
+    Raises ServiceError when it does not answer undisturbed, ClickException when it can't be hurt.
+    """
+    retry = Retry(max_elapsed_s=settings.patience_s)
+    async with AsyncClient(deployment.address, retry=retry) as client:
+        await _settled(client, settings.patience_s)
+        items = await undisturbed(client, settings.num_items, settings.sizes, settings.seed)
+        num_stops = settings.num_stops if deployment.can_stop_executor else 0
+        click.echo(
+            f"Now {settings.num_streams} streams for {settings.seconds:g} s, with {settings.num_kills} kills of each "
+            f"service and {num_stops} stops of the executor",
+            err=True,
+        )
+        rng = random.Random(f"harm {settings.seed}")
+        harm_plan = harm.plan(rng, settings.seconds, num_kills=settings.num_kills, num_stops=num_stops)
+        tormentor = Tormentor(deployment, rng, settings.patience_s)
+        load = Load(Surroundings(client, deployment.address, retry), items, settings)
+        await asyncio.gather(asyncio.sleep(settings.seconds), tormentor.run(harm_plan))
+        await load.finish()
+        status = await _settled(client, settings.patience_s)
+    return make_report(load.attempts, status, tormentor.done, deployment.num_unexpected_exits)
+
+
+class Load:
+    """Streams that each send one request after another, from now on."""
+
+    def __init__(self, surroundings: Surroundings, items: list[Item], settings: Settings) -> None:
+        self.attempts: list[Attempt] = []
+        self._surroundings = surroundings
+        self._items = items
+        self._patience_s = settings.patience_s
+        self._is_over = False
+        self._streams = [
+            asyncio.create_task(self._stream(random.Random(f"stream {index} {settings.seed}")))
+            for index in range(settings.num_streams)
+        ]
+
+    async def finish(self) -> None:
+        """Send no more, and wait for what is on its way; what takes too long stays without an outcome."""
+        self._is_over = True
+        _, pending = await asyncio.wait(self._streams, timeout=self._patience_s)
+        for stream in pending:
+            stream.cancel()
+        for ending in await asyncio.gather(*self._streams, return_exceptions=True):
+            if isinstance(ending, Exception):  # a bug of ours
+                raise ending
+
+    async def _stream(self, rng: random.Random) -> None:
+        while not self._is_over:
+            attempt = clients.draw(rng, self._items)
+            self.attempts.append(attempt)
+            await clients.run(attempt, self._surroundings, rng)
+
+
+async def _settled(client: AsyncClient, patience_s: float) -> admin_pb2.GetStatusResponse:
+    """The scheduler's status once nothing is left in it; the last one when something stays. Raises ServiceError."""
+    loop = asyncio.get_running_loop()
+    reachable_until, settled_until = loop.time() + patience_s, loop.time() + _SETTLE_S
+    while True:
+        try:
+            status = await client.get_status()
+        except ServiceError:  # it may still be on its way back
+            if loop.time() > reachable_until:
+                raise
+            settled_until = loop.time() + _SETTLE_S
+        else:
+            is_clean = not (status.num_running or status.num_waiting or status.blocks.num_used_blocks)
+            if (is_clean and status.HasField("executor")) or loop.time() > settled_until:
+                return status
+        await asyncio.sleep(_POLL_S)
