@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -45,17 +46,20 @@ def closed_error() -> ServiceError:
 class Patience:
     """What is left of it, in one call that may take many tries."""
 
-    def __init__(self, retry: Retry | None, timeout_s: float | None) -> None:
+    def __init__(
+        self, retry: Retry | None, timeout_s: float | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`retry` None never tries again; `timeout_s` bounds the whole, None does not."""
         self._retry = retry
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._clock = clock
+        self._deadline = None if timeout_s is None else clock() + timeout_s
         self._outage_start: float | None = None
         self._backoff_s = _FIRST_BACKOFF_S
         self._has_broken = False
 
     def remaining_s(self) -> float | None:
         """Seconds until the deadline, for the next try to send along; None without one."""
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def renew(self) -> None:
         """Something new has come, so the outage is over."""
@@ -63,20 +67,20 @@ class Patience:
         self._backoff_s = _FIRST_BACKOFF_S
 
     def pause_s(self, error: ServiceError) -> float:
-        """Seconds to wait before the next try. Raises `error` itself when it is not worth one."""
+        """Seconds to wait before the next try. Raises `error` itself when there is no use in one, or no time for it."""
         if self._retry is None or not self._passes(error):
             raise error from None
-        now = time.monotonic()
+        now = self._clock()
         if self._outage_start is None:
             self._outage_start = now
+        backoff_s = min(self._backoff_s, self._retry.max_backoff_s)
+        self._backoff_s = 2 * backoff_s
         left_s = self._outage_start + self._retry.max_elapsed_s - now
-        if left_s <= 0:
-            raise error from None
-        pause_s = random.uniform(0, min(self._backoff_s, self._retry.max_backoff_s)) + (error.retry_after_s or 0.0)
-        self._backoff_s = min(2 * self._backoff_s, self._retry.max_backoff_s)
+        pause_s = min(left_s, random.uniform(0, backoff_s) + (error.retry_after_s or 0.0))
         remaining_s = self.remaining_s()
-        # At the deadline there is one more try, which gRPC ends with the error for it.
-        return min(pause_s, left_s, pause_s if remaining_s is None else remaining_s)
+        if left_s <= 0 or (remaining_s is not None and pause_s >= remaining_s):
+            raise error from None  # at the deadline too: it says more than that the time is up
+        return pause_s
 
     def _passes(self, error: ServiceError) -> bool:
         """Whether the same request may well succeed later, and does no harm until then."""
