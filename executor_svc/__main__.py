@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import signal
 
 import click
@@ -10,6 +11,7 @@ import click
 from everystop import log
 from everystop.config import config_command
 from everystop.errors import ServiceError
+from everystop.options import ConfigError
 from everystop.settings import ExecutorConfig
 from executor_svc import server
 from executor_svc.backend import Backend
@@ -19,11 +21,12 @@ from executor_svc.backend import Backend
 def executor(config: ExecutorConfig) -> None:
     """Load the model, then serve until SIGINT or SIGTERM. The port opens when the model is loaded."""
     log.configure(config.log_format, config.log_level)
+    faulthandler.enable()  # a crash in native code leaves its stack
     try:
         is_broken = asyncio.run(_run(config, load_backend(config)))
     except ServiceError as error:
         raise click.ClickException(error.message) from error
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         raise click.ClickException(str(error)) from error
     if is_broken:
         raise click.ClickException("the backend is broken; the log says why")

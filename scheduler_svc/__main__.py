@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import signal
+
+import click
 
 from everystop import log
 from everystop.config import config_command
+from everystop.options import ConfigError
 from everystop.settings import SchedulerConfig
 
 
@@ -14,7 +18,11 @@ from everystop.settings import SchedulerConfig
 def scheduler(config: SchedulerConfig) -> None:
     """Run until SIGINT or SIGTERM."""
     log.configure(config.log_format, config.log_level)
-    asyncio.run(_run(config))
+    faulthandler.enable()  # a crash in native code leaves its stack
+    try:
+        asyncio.run(_run(config))
+    except (OSError, ConfigError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 async def _run(config: SchedulerConfig) -> None:
