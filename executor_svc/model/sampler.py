@@ -80,8 +80,8 @@ class Sampler:
         if untouched:
             choices.update(zip(untouched, _choose_best(select_rows(logits, untouched)), strict=True))
         if reworked:
-            # A copy, even where the logits are in float32 already: what follows works in place.
-            scores = select_rows(logits, reworked).to(torch.float32, copy=len(reworked) == len(seats))
+            # NOTE: Indexing copies. What follows works in place, and the logits must stay as they are.
+            scores = logits[reworked].to(torch.float32)
             choices.update(zip(reworked, self._choose(scores, [seats[row] for row in reworked]), strict=True))
         return self._conclude(logits, seats, [choices[row] for row in range(len(seats))])
 

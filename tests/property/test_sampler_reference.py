@@ -124,7 +124,7 @@ def rows(draw_value):
     return prompt, answer, draw_value(sampling_params()), logits
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=60)
 @given(st.lists(rows(), min_size=1, max_size=6))
 def test_every_row_is_what_the_slow_twin_may_choose(batch):
     sampler = Sampler(VOCAB_SIZE, CPU)
@@ -138,7 +138,7 @@ def test_every_row_is_what_the_slow_twin_may_choose(batch):
         assert is_right_choice(token_id, logits, seat), (token_id, seat)
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.lists(rows(), min_size=1, max_size=6), st.lists(st.floats(0, 1, exclude_max=True), min_size=6, max_size=6))
 def test_how_far_a_row_is_ranked_changes_nothing(batch, points):
     sampling = [params if params.temperature > 0 else SamplingParams(top_p=0.5) for _, _, params, _ in batch]
@@ -158,8 +158,7 @@ def test_top_ranks_as_a_sort_by_value_and_id(scores, num_top):
         assert values[row].tolist() == [row_scores[token_id] for token_id in ranking]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocab_size", [49_152, 40_009])
+@pytest.mark.parametrize(("dtype", "vocab_size"), [(torch.float32, 49_152), (torch.bfloat16, 40_009)])
 def test_a_row_gets_the_same_alone_and_among_others(dtype, vocab_size):
     kinds = [
         SamplingParams(num_logprobs=3),
@@ -170,7 +169,7 @@ def test_a_row_gets_the_same_alone_and_among_others(dtype, vocab_size):
         SamplingParams(min_p=0.02, frequency_penalty=0.5),
         SamplingParams(top_k=5, top_p=0.5, banned_token_ids=(1, 2)),
     ]
-    logits = (3 * torch.randn(24, vocab_size, generator=torch.Generator().manual_seed(5))).to(dtype)
+    logits = (3 * torch.randn(64, vocab_size, generator=torch.Generator().manual_seed(5))).to(dtype)
     seats = [
         Seat(slot, f"r{slot}", 1, [slot, slot, 9], 1, 0, [], kinds[slot % len(kinds)]) for slot in range(len(logits))
     ]
@@ -183,7 +182,7 @@ def test_a_row_gets_the_same_alone_and_among_others(dtype, vocab_size):
 
     together = sample(list(range(len(seats))))
     logprobs = {entry.slot: entry for entry in together.logprobs}
-    for slots in ([0], [1], [2], [3], [4], [5], [6], [22, 23], [7, 11, 19], list(range(1, 14))):
+    for slots in ([0], [1], [2], [3], [4], [5], [6], [62, 63], [7, 11, 19]):
         some = sample(slots)
         assert some.token_ids == [together.token_ids[slot] for slot in slots]
         assert some.logprobs == [logprobs[slot] for slot in slots if slot in logprobs]
