@@ -12,10 +12,11 @@ import click
 
 from everystop.errors import ServiceError
 from everystop_lab.bench.common import report as print_figures
-from everystop_lab.chaos.deployment import Commands, own_services
+from everystop_lab.chaos.deployment import Commands, OwnDeployment
 from everystop_lab.chaos.items import Sizes
 from everystop_lab.chaos.report import Report
 from everystop_lab.chaos.run import Settings, run
+from everystop_lab.own_services import own_services
 
 _MAX_COMPLAINTS = 20
 _SCHEDULER_FLAGS = ("--max-num-seqs=16", "--max-num-batched-tokens=256", "--max-prefill-chunk=64")
@@ -132,10 +133,8 @@ async def _hurt_own(settings: Settings, folder: Path, log: IO[bytes], target: di
     executor_flags += _MOCK_FLAGS if backend == "mock" else [f"--dtype={target['dtype']}"]
     scheduler_flags = [f"--step-timeout-s={step_timeout_s}", *_SCHEDULER_FLAGS]
     max_stop_s = 1.5 * step_timeout_s  # most are shorter than the time-out, some are longer
-    async with own_services(
-        executor_flags, scheduler_flags, max_stop_s=max_stop_s, folder=folder, log=log
-    ) as deployment:
-        return await run(deployment, settings)
+    async with own_services(executor_flags, scheduler_flags, folder=folder, log=log) as services:
+        return await run(OwnDeployment(services, max_stop_s), settings)
 
 
 def _print_tail(log: IO[bytes], num_bytes: int = 4000) -> None:

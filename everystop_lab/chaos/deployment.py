@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 import click
 
-from everystop_lab.supervised import SupervisedService
+from everystop_lab.own_services import OwnServices
 
 _KILL_SHARE = 0.3
 """Of the executors that are stopped, those that are killed instead of continued."""
@@ -43,52 +40,38 @@ class Deployment(Protocol):
         """End it without warning."""
 
 
-class OwnServices:
+class OwnDeployment:
     """Two processes of this one."""
 
     can_stop_executor = True
 
-    def __init__(self, executor: SupervisedService, scheduler: SupervisedService, max_stop_s: float) -> None:
-        self.executor = executor
-        self.scheduler = scheduler
-        self.address = scheduler.address
+    def __init__(self, services: OwnServices, max_stop_s: float) -> None:
+        self._services = services
         self._max_stop_s = max_stop_s
+
+    @property
+    def address(self) -> str:
+        """The scheduler's."""
+        return self._services.address
 
     @property
     def num_unexpected_exits(self) -> int:
         """Of both."""
-        return self.executor.num_unexpected_exits + self.scheduler.num_unexpected_exits
+        return self._services.executor.num_unexpected_exits + self._services.scheduler.num_unexpected_exits
 
     async def kill_executor(self) -> None:
         """SIGKILL, once it listens."""
-        await self.executor.kill()
+        await self._services.executor.kill()
 
     async def stop_executor(self, rng: random.Random) -> bool:
         """SIGSTOP, once it listens."""
         then_kill = rng.random() < _KILL_SHARE
-        await self.executor.halt(rng.uniform(0, self._max_stop_s), then_kill=then_kill)
+        await self._services.executor.halt(rng.uniform(0, self._max_stop_s), then_kill=then_kill)
         return then_kill
 
     async def kill_scheduler(self) -> None:
         """SIGKILL, once it listens."""
-        await self.scheduler.kill()
-
-
-@asynccontextmanager
-async def own_services(
-    executor_flags: Sequence[str], scheduler_flags: Sequence[str], *, max_stop_s: float, folder: Path, log: IO[bytes]
-) -> AsyncIterator[OwnServices]:
-    """Run both until the block ends. Raises RuntimeError when one does not start."""
-    executor = SupervisedService("executor_svc", executor_flags, folder, log)
-    scheduler_flags = [f"--executor-address={executor.address}", *scheduler_flags]
-    scheduler = SupervisedService("scheduler_svc", scheduler_flags, folder, log)
-    try:
-        await executor.start()
-        await scheduler.start()
-        yield OwnServices(executor, scheduler, max_stop_s)
-    finally:
-        await scheduler.stop()
-        await executor.stop()
+        await self._services.scheduler.kill()
 
 
 @dataclass(frozen=True, slots=True)

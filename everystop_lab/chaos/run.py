@@ -9,18 +9,13 @@ from dataclasses import dataclass
 import click
 
 from everystop.client import AsyncClient, Retry
-from everystop.errors import ServiceError
-from everystop.scheduler.v1 import admin_pb2
 from everystop_lab.chaos import clients, harm
 from everystop_lab.chaos.clients import Attempt, Surroundings
 from everystop_lab.chaos.deployment import Deployment
 from everystop_lab.chaos.harm import Tormentor
 from everystop_lab.chaos.items import Item, Sizes, undisturbed
 from everystop_lab.chaos.report import Report, make_report
-
-_SETTLE_S = 10.0
-"""How long the scheduler may take to have nothing left, once every client has gone."""
-_POLL_S = 0.05
+from everystop_lab.settling import settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +40,7 @@ async def run(deployment: Deployment, settings: Settings) -> Report:
     """
     retry = Retry(max_elapsed_s=settings.patience_s)
     async with AsyncClient(deployment.address, retry=retry) as client:
-        await _settled(client, settings.patience_s)
+        await settled(client, settings.patience_s)
         items = await undisturbed(client, settings.num_items, settings.sizes, settings.seed)
         num_stops = settings.num_stops if deployment.can_stop_executor else 0
         click.echo(
@@ -59,7 +54,7 @@ async def run(deployment: Deployment, settings: Settings) -> Report:
         load = Load(Surroundings(client, deployment.address, retry), items, settings)
         await asyncio.gather(asyncio.sleep(settings.seconds), tormentor.run(harm_plan))
         await load.finish()
-        status = await _settled(client, settings.patience_s)
+        status = await settled(client, settings.patience_s)
     return make_report(load.attempts, status, tormentor.done, deployment.num_unexpected_exits)
 
 
@@ -92,21 +87,3 @@ class Load:
             attempt = clients.draw(rng, self._items)
             self.attempts.append(attempt)
             await clients.run(attempt, self._surroundings, rng)
-
-
-async def _settled(client: AsyncClient, patience_s: float) -> admin_pb2.GetStatusResponse:
-    """The scheduler's status once nothing is left in it; the last one when something stays. Raises ServiceError."""
-    loop = asyncio.get_running_loop()
-    reachable_until, settled_until = loop.time() + patience_s, loop.time() + _SETTLE_S
-    while True:
-        try:
-            status = await client.get_status()
-        except ServiceError:  # it may still be on its way back
-            if loop.time() > reachable_until:
-                raise
-            settled_until = loop.time() + _SETTLE_S
-        else:
-            is_clean = not (status.num_running or status.num_waiting or status.blocks.num_used_blocks)
-            if (is_clean and status.HasField("executor")) or loop.time() > settled_until:
-                return status
-        await asyncio.sleep(_POLL_S)
