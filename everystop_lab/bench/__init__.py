@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from everystop_lab.bench.batching import batching
+from everystop_lab.bench.overload import overload
 from everystop_lab.bench.split import split
 
 
@@ -15,3 +16,4 @@ def bench() -> None:
 
 bench.add_command(split)
 bench.add_command(batching)
+bench.add_command(overload)
