@@ -164,6 +164,7 @@ class Engine:
         try:
             while (order := self._next_order()) is not None:
                 order()
+            self._end_spans()
             self._backend.close()
         except Exception:  # noqa: BLE001  # whatever a backend raises, the process must hear of it
             _log.exception("backend_broken", **self._held())
@@ -176,6 +177,10 @@ class Engine:
             except queue.Empty:
                 self._tracer.end_all()
         return self._orders.get()
+
+    def _end_spans(self) -> None:
+        if self._tracer is not None:
+            self._tracer.end_all()
 
     def _held(self) -> dict[str, Any]:
         """For a log line: who is seated, and up to which step."""
@@ -207,8 +212,7 @@ class Engine:
             _log.info("session_closed", epoch=f"{session.executor.epoch:x}", **self._held())
             self._served = self._seats = None
             self._backend.reset()
-            if self._tracer is not None:
-                self._tracer.end_all()
+            self._end_spans()
 
     def _step(self, session: Session, plan: StepPlan) -> None:
         if session is not self._served or session.ended:
