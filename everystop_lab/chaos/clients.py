@@ -91,7 +91,8 @@ async def _deadline(attempt: Attempt, surroundings: Surroundings, rng: random.Ra
     try:
         return await _read(attempt, surroundings.client, timeout=_some_time_s(attempt, rng))
     except ServiceError as error:
-        if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+        # A client whose scheduler is away gives up with that error when there is no time for another try.
+        if error.code not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
             raise
         return Outcome.DEADLINE_EXCEEDED
 
