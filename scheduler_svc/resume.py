@@ -12,7 +12,7 @@ from everystop.errors import invalid
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.frontend.answer import AnswerText
 
-_TOKENS_PER_TURN = 512
+_TOKENS_PER_TURN = 256
 """Played at once; between two turns everything else on the event loop gets its own."""
 
 

@@ -45,6 +45,19 @@ async def test_what_a_lagging_client_has_not_taken_is_merged_into_bounded_deltas
     assert last.finished.usage.num_output_tokens == 1001
 
 
+async def test_what_was_held_back_comes_with_the_last_token_even_in_a_full_delta():
+    """So that the text that a client has depends on its tokens alone, which is what resuming an answer builds on."""
+    stream = make_stream(stop_strings=["</s>"])
+    *characters, last = "a" * (MAX_DELTA_ROWS - 3) + "</s"
+    for character in characters:
+        stream.feed(output(character))
+    stream.feed(output(last, Finish(FinishReason.LENGTH, STATS)))
+    stream.digest(lambda: None)
+    delta, finished = await drain(stream)
+    assert delta.delta.text == "a" * (MAX_DELTA_ROWS - 3) + "</s"
+    assert finished.HasField("finished")
+
+
 async def test_the_last_event_carries_usage_and_timings():
     stream = make_stream()
     stream.feed(output("x", Finish(FinishReason.EOS, STATS, token_id=ord("x"))))
