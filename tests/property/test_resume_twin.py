@@ -238,6 +238,7 @@ def _check_admission(rest: Played, whole: Played, answer: list[int]) -> None:
 
 def request_for(said: str, **resumption: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(
+        request_id="r",
         token_ids=pb.TokenIds(ids=[1]),
         stop=pb.StopConditions(max_tokens=len(said.encode()), stop_strings=["stop"]),
         sampling=pb.SamplingParams(temperature=0.0, seed=1),
