@@ -6,6 +6,7 @@ import asyncio
 import random
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,15 +68,20 @@ def soak(
 
     Exits with 1 when a block, request, stream or file descriptor is left, or the memory has grown.
     """
-    load = _Load(random.Random(seed), num_streams, cancel_share)
+    load = Load(random.Random(seed), num_streams, cancel_share)
     figures = asyncio.run(_soak(load, num_requests, round(warm_up_share * num_requests)))
     report(figures, as_json=as_json)
-    left = sum(value for name, value in figures.items() if name.startswith("left_"))
-    has_grown = max(figures["scheduler_growth"], figures["executor_growth"]) > max_growth
-    context.exit(1 if left or has_grown or figures["exit_status"] else 0)
+    context.exit(0 if is_clean(figures, max_growth) else 1)
 
 
-async def _soak(load: _Load, num_requests: int, num_warm_up: int) -> dict[str, float]:
+def is_clean(figures: Mapping[str, float], max_growth: float) -> bool:
+    """Whether nothing is left, no process has grown by more than `max_growth`, and the scheduler ended well."""
+    num_left = sum(value for name, value in figures.items() if name.startswith("left_"))
+    growth = max(value for name, value in figures.items() if name.endswith("_growth"))
+    return num_left == 0 and growth <= max_growth and figures["exit_status"] == 0
+
+
+async def _soak(load: Load, num_requests: int, num_warm_up: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="everystop-soak-") as folder, tempfile.TemporaryFile() as log:
         flags = ["--log-level=warning"]
         executor_flags = [*flags, "--backend=mock", "--mock-step-ms=0", "--mock-eos-rate=0.01"]
@@ -134,7 +140,7 @@ def _figures(
     return figures
 
 
-class _Load:
+class Load:
     """Streams that share a number of requests, some of which they cancel."""
 
     def __init__(self, rng: random.Random, num_streams: int, cancel_share: float) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import click
 
 from everystop.client import AsyncClient, Retry
+from everystop.errors import ServiceError
 from everystop_lab.chaos import clients, harm
 from everystop_lab.chaos.clients import Attempt, Surroundings
 from everystop_lab.chaos.deployment import Deployment
@@ -36,7 +37,7 @@ class Settings:
 async def run(deployment: Deployment, settings: Settings) -> Report:
     """Hurt `deployment` and report.
 
-    Raises ServiceError when it does not answer undisturbed, ClickException when it can't be hurt.
+    Raises ServiceError when it does not answer undisturbed, ClickException when it can't be hurt or stays away.
     """
     retry = Retry(max_elapsed_s=settings.patience_s)
     async with AsyncClient(deployment.address, retry=retry) as client:
@@ -54,7 +55,10 @@ async def run(deployment: Deployment, settings: Settings) -> Report:
         load = Load(Surroundings(client, deployment.address, retry), items, settings)
         await asyncio.gather(asyncio.sleep(settings.seconds), tormentor.run(harm_plan))
         await load.finish()
-        status = await settled(client, settings.patience_s)
+        try:
+            status = await settled(client, settings.patience_s)
+        except ServiceError as error:
+            raise click.ClickException(f"the scheduler has not come back: {error.message}") from error
     return make_report(load.attempts, status, tormentor.done, deployment.num_unexpected_exits)
 
 
