@@ -65,20 +65,23 @@ class Families:
 
 
 class MetricsServer:
-    """Answers every GET with the metrics of one collector and of the process, each in a thread of its own."""
+    """Answers every GET with metrics of the process and of what is shown, each in a thread of its own."""
 
-    def __init__(self, listen: str, collector: Collector) -> None:
+    def __init__(self, listen: str) -> None:
         """Listen on "host:port", where port 0 takes a free one. Raises OSError when that can't be had."""
-        registry = CollectorRegistry()
-        registry.register(collector)
-        ProcessCollector(registry=registry)
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
         host, _, port = listen.rpartition(":")
         try:
-            self._server: WSGIServer = start_http_server(int(port), host.strip("[]"), registry)[0]
+            self._server: WSGIServer = start_http_server(int(port), host.strip("[]"), self._registry)[0]
         except OSError as error:
             raise OSError(f"cannot serve metrics on {listen}: {error.strerror or error}") from error
         self.address = f"{host}:{self._server.server_port}"
         """The bound "host:port"."""
+
+    def show(self, collector: Collector) -> None:
+        """From now on, its metrics too."""
+        self._registry.register(collector)
 
     async def stop(self) -> None:
         """Stop listening."""

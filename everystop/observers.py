@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from everystop.settings import ServiceConfig
 from everystop.tracing import Tracing
 
 if TYPE_CHECKING:  # its library is loaded only where metrics are served
@@ -18,6 +19,22 @@ class Observers:
 
     metrics: MetricsServer | None
     tracing: Tracing | None
+
+    @classmethod
+    def start(cls, service_name: str, config: ServiceConfig) -> Observers:
+        """Listen for scrapes and begin to trace, as configured.
+
+        Raises:
+            OSError: the address of the metrics can't be had.
+            ConfigError: traces are configured, but their library is not installed.
+
+        """
+        tracing = Tracing(service_name, config.otlp_endpoint) if config.otlp_endpoint else None
+        if not config.metrics_listen:
+            return cls(None, tracing)
+        from everystop.metrics import MetricsServer
+
+        return cls(MetricsServer(config.metrics_listen), tracing)
 
     @property
     def metrics_address(self) -> str:

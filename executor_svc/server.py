@@ -15,13 +15,11 @@ from everystop import channel
 from everystop.executor.v1 import executor_pb2, executor_pb2_grpc
 from everystop.observers import Observers
 from everystop.settings import ExecutorConfig
-from everystop.tracing import Tracing
-from executor_svc.backend import Backend, BackendInfo
+from executor_svc.backend import Backend
 from executor_svc.engine import Engine
 from executor_svc.servicer import ExecutorServicer
 
-if TYPE_CHECKING:  # their libraries are loaded only where they are used
-    from everystop.metrics import MetricsServer
+if TYPE_CHECKING:
     from executor_svc.tracing import AttemptTracer
 
 EXECUTOR_SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
@@ -53,33 +51,27 @@ class RunningExecutor:
 
 async def start(config: ExecutorConfig, backend: Backend) -> RunningExecutor:
     """Serve a backend that is loaded. It is ready when it listens. Raises OSError when the address can't be had."""
+    observers = Observers.start("everystop-executor", config)
     server = channel.server(max_request_bytes=channel.MAX_STEP_BYTES)
     address = channel.bind(server, config.listen)
-    tracing = Tracing("everystop-executor", config.otlp_endpoint) if config.otlp_endpoint else None
-    engine = Engine(backend, _attempt_tracer(tracing))
+    engine = Engine(backend, _attempt_tracer(observers))
+    if observers.metrics is not None:
+        from executor_svc.metrics import ExecutorCollector  # brings a library that others don't need
+
+        observers.metrics.show(ExecutorCollector(engine, backend.info))
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(engine, backend), server)
     health = health_aio.HealthServicer()  # "" is SERVING by itself
     await health.set(EXECUTOR_SERVICE, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    observers = Observers(_serve_metrics(config, engine, backend.info), tracing)
     await server.start()
     channel.write_address_file(config.address_file, address)
     _log.info("executor_listening", address=address, backend=backend.info.name, model=backend.info.model.name)
     return RunningExecutor(address, observers, server, engine)
 
 
-def _attempt_tracer(tracing: Tracing | None) -> AttemptTracer | None:
-    if tracing is None:
+def _attempt_tracer(observers: Observers) -> AttemptTracer | None:
+    if observers.tracing is None:
         return None
-    from executor_svc.tracing import AttemptTracer  # imports OpenTelemetry
+    from executor_svc.tracing import AttemptTracer  # brings a library that others don't need
 
-    return AttemptTracer(tracing.tracer)
-
-
-def _serve_metrics(config: ExecutorConfig, engine: Engine, info: BackendInfo) -> MetricsServer | None:
-    if not config.metrics_listen:
-        return None
-    from everystop.metrics import MetricsServer  # imports the library of Prometheus
-    from executor_svc.metrics import ExecutorCollector
-
-    return MetricsServer(config.metrics_listen, ExecutorCollector(engine, info))
+    return AttemptTracer(observers.tracing.tracer)

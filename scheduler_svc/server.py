@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import grpc
 import structlog
@@ -17,14 +16,9 @@ from everystop.errors import Reason, ServiceError
 from everystop.observers import Observers
 from everystop.scheduler.v1 import admin_pb2_grpc, inference_pb2_grpc
 from everystop.settings import SchedulerConfig
-from everystop.tracing import Tracing
 from scheduler_svc.lifecycle import ADMIN_SERVICE, INFERENCE_SERVICE, Lifecycle
 from scheduler_svc.loop import Loop
 from scheduler_svc.servicer import AdminServicer, InferenceServicer
-
-if TYPE_CHECKING:  # their libraries are loaded only where they are used
-    from everystop.metrics import MetricsServer
-    from scheduler_svc.tracing import RequestTracer
 
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
@@ -57,9 +51,9 @@ class RunningScheduler:
 
 async def start(config: SchedulerConfig) -> RunningScheduler:
     """Listen and begin to look for the executor. Raises OSError when the address can't be had."""
+    observers = Observers.start("everystop-scheduler", config)
     loop = Loop(config)
-    tracing = Tracing("everystop-scheduler", config.otlp_endpoint) if config.otlp_endpoint else None
-    loop.desk.ledger.tracer = _request_tracer(tracing)
+    _watch(loop, observers)
     lifecycle = Lifecycle(loop.desk, config)
     server = channel.server()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(loop), server)
@@ -69,7 +63,6 @@ async def start(config: SchedulerConfig) -> RunningScheduler:
     reflection.enable_server_reflection(services, server)
     await lifecycle.start()
     address = channel.bind(server, config.listen)
-    observers = Observers(_serve_metrics(config, loop), tracing)
     await server.start()
     channel.write_address_file(config.address_file, address)
     task = asyncio.create_task(loop.run(lifecycle.set_connected), name="loop")
@@ -77,18 +70,13 @@ async def start(config: SchedulerConfig) -> RunningScheduler:
     return RunningScheduler(address, loop, lifecycle, task, observers, server)
 
 
-def _request_tracer(tracing: Tracing | None) -> RequestTracer | None:
-    if tracing is None:
-        return None
-    from scheduler_svc.tracing import RequestTracer  # imports OpenTelemetry
+def _watch(loop: Loop, observers: Observers) -> None:
+    # Imported here: each brings a library that others don't need.
+    if observers.metrics is not None:
+        from scheduler_svc.metrics import SchedulerCollector
 
-    return RequestTracer(tracing.tracer)
+        observers.metrics.show(SchedulerCollector(loop))
+    if observers.tracing is not None:
+        from scheduler_svc.tracing import RequestTracer
 
-
-def _serve_metrics(config: SchedulerConfig, loop: Loop) -> MetricsServer | None:
-    if not config.metrics_listen:
-        return None
-    from everystop.metrics import MetricsServer  # imports the library of Prometheus
-    from scheduler_svc.metrics import SchedulerCollector
-
-    return MetricsServer(config.metrics_listen, SchedulerCollector(loop))
+        loop.desk.ledger.tracer = RequestTracer(observers.tracing.tracer)

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
 from opentelemetry.sdk.trace import TracerProvider
@@ -28,7 +27,7 @@ class Collector(pb_grpc.TraceServiceServicer):
         self.spans: list[tuple[str, str, object]] = []
         self._arrived = threading.Condition()
 
-    def Export(self, request, context):
+    def Export(self, request, context):  # noqa: N802  # gRPC's name
         with self._arrived:
             for resource_spans in request.resource_spans:
                 service = next(
