@@ -235,8 +235,8 @@ class Engine:
             session.end_from_thread(ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, message))
             self._leave(session)
         else:
-            session.deliver_from_thread(result)
             self.stats.stepped(plan.num_tokens, result.timings)
+            session.deliver_from_thread(result)
             if self._tracer is not None:
                 self._tracer.stepped(plan, started_ns)
             _log.debug("step", step_id=plan.step_id, num_seqs=plan.num_seqs, num_tokens=plan.num_tokens)
