@@ -135,17 +135,17 @@ class LoopMachine(RuleBasedStateMachine):
         client = Client(request, wanted)
         if not is_slow:
             client.reads.set()
-        is_served, is_ready = self.loop.model is not None, any(not rival.task.done() for rival in rivals)
-        max_num_tokens = self.loop.core.config.max_num_tokens if self.loop.core is not None else 0
+        has_rival = any(not rival.task.done() for rival in rivals)
+        was_served = self.loop.model is not None
         client.task = self.event_loop.create_task(client.call(self.servicer))
         self.clients.append(client)
         self.turn(1)
-        if not is_served:
+        if self.loop.model is None or self.loop.core is None:
             assert client.refusal is Reason.NO_EXECUTOR
-        elif client.num_tokens > max_num_tokens:
+        elif was_served and client.num_tokens > self.loop.core.config.max_num_tokens:
             assert client.refusal is Reason.INVALID_FIELD
-        else:
-            assert client.refusal is None or (client.refusal is Reason.REQUEST_ID_IN_USE and is_ready)
+        elif was_served:
+            assert client.refusal is None or (client.refusal is Reason.REQUEST_ID_IN_USE and has_rival)
 
     @precondition(lambda self: self.living())
     @rule(choice=st.integers(0, 9))
