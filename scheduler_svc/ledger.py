@@ -82,6 +82,7 @@ class Ledger:
             reason=ending.reason,
             **({"message": ending.message} if ending.message else {}),
             num_prompt_tokens=len(request.prompt_token_ids),
+            num_resumed_tokens=len(request.answer_token_ids),
             num_cached_tokens=stats.num_cached_tokens,
             num_output_tokens=ending.num_output_tokens,
             queued_ms=round(times.queued_ms, 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import grpc
@@ -18,7 +19,7 @@ class AnswerSoFar:
         self.has_finished = False
         self._request = request
         self._accepted: Accepted | None = None
-        self._token_ids: list[int] = []
+        self._token_ids = array("I")
         self._num_prompt_logprobs = 0
         self._num_old_prompt_logprobs = 0
         """Those that the call at hand is going to repeat."""

@@ -45,6 +45,7 @@ def test_a_request_leaves_one_line() -> None:
         "tenant": "blue",
         "reason": "length",
         "num_prompt_tokens": 5,
+        "num_resumed_tokens": 0,
         "num_cached_tokens": 0,
         "num_output_tokens": 7,
         "num_attempts": 1,

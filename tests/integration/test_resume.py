@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from everystop.channel import client_channel
 from everystop.client import (
@@ -180,7 +181,7 @@ def address() -> Iterator[str]:
 
 
 def test_an_answer_that_has_ended_takes_no_step(address: str) -> None:
-    with Client(address) as client:
+    with capture_logs() as lines, Client(address) as client:
         whole = client.complete("Hello", max_tokens=8, temperature=0, request_id="again")
         num_steps = client.get_status().counters.num_steps
         with grpc.insecure_channel(address) as channel:
@@ -192,6 +193,7 @@ def test_an_answer_that_has_ended_takes_no_step(address: str) -> None:
     assert [event.WhichOneof("event") for event in events] == ["accepted", "finished"]
     assert events[1].finished.reason == pb.FINISH_REASON_LENGTH
     assert events[1].finished.usage == pb.Usage(num_prompt_tokens=5, num_output_tokens=8)
+    assert [line["num_resumed_tokens"] for line in lines if line["event"] == "request_finished"] == [0, 8]
     assert (status.counters.num_steps, status.num_running, status.num_waiting) == (num_steps, 0, 0)
 
 
