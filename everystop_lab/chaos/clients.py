@@ -7,7 +7,7 @@ import enum
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -16,6 +16,7 @@ from everystop.errors import ServiceError
 from everystop_lab.chaos.items import Item
 from everystop_lab.chaos.observation import Observation
 from everystop_lab.chaos.proxy import proxy_to
+from everystop_lab.chaos.pulse import Pulse
 
 _MAX_SLOW_PAUSE_S = 0.1
 _MAX_EVENTS_BEFORE_CUT = 20
@@ -57,6 +58,7 @@ class Surroundings:
     client: AsyncClient
     address: str
     retry: Retry
+    pulse: Pulse
 
 
 Behaviour = Callable[[Attempt, Surroundings, random.Random], Awaitable[Outcome]]
@@ -71,25 +73,25 @@ async def run(attempt: Attempt, surroundings: Surroundings, rng: random.Random) 
 
 
 async def _steady(attempt: Attempt, surroundings: Surroundings, _rng: random.Random) -> Outcome:
-    return await _read(attempt, surroundings.client)
+    return await _read(attempt, surroundings)
 
 
 async def _slow(attempt: Attempt, surroundings: Surroundings, rng: random.Random) -> Outcome:
-    return await _read(attempt, surroundings.client, pause_s=lambda: rng.uniform(0, _MAX_SLOW_PAUSE_S))
+    return await _read(attempt, surroundings, pause_s=lambda: rng.uniform(0, _MAX_SLOW_PAUSE_S))
 
 
 async def _cancel(attempt: Attempt, surroundings: Surroundings, rng: random.Random) -> Outcome:
     """Break off after a while, which may be before the first event."""
     try:
         async with asyncio.timeout(_some_time_s(attempt, rng)):
-            return await _read(attempt, surroundings.client)
+            return await _read(attempt, surroundings)
     except TimeoutError:
         return Outcome.CANCELLED
 
 
 async def _deadline(attempt: Attempt, surroundings: Surroundings, rng: random.Random) -> Outcome:
     try:
-        return await _read(attempt, surroundings.client, timeout=_some_time_s(attempt, rng))
+        return await _read(attempt, surroundings, timeout=_some_time_s(attempt, rng))
     except ServiceError as error:
         # A client whose scheduler is away gives up with that error when there is no time for another try.
         if error.code not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
@@ -103,14 +105,22 @@ async def _cut(attempt: Attempt, surroundings: Surroundings, rng: random.Random)
         proxy_to(surroundings.address) as proxy,
         AsyncClient(proxy.address, retry=surroundings.retry) as client,
     ):
-        return await _read(attempt, client, after_event={rng.randrange(_MAX_EVENTS_BEFORE_CUT): proxy.cut})
+        return await _read(
+            attempt,
+            replace(surroundings, client=client),
+            after_event={rng.randrange(_MAX_EVENTS_BEFORE_CUT): proxy.cut},
+        )
 
 
 async def _vanish(attempt: Attempt, surroundings: Surroundings, rng: random.Random) -> Outcome:
     """Lose the connection and never come back."""
     async with proxy_to(surroundings.address) as proxy, AsyncClient(proxy.address, retry=None) as client:
         try:
-            return await _read(attempt, client, after_event={rng.randrange(_MAX_EVENTS_BEFORE_CUT): proxy.cut})
+            return await _read(
+                attempt,
+                replace(surroundings, client=client),
+                after_event={rng.randrange(_MAX_EVENTS_BEFORE_CUT): proxy.cut},
+            )
         except ServiceError:
             return Outcome.VANISHED
 
@@ -135,17 +145,18 @@ def draw(rng: random.Random, items: list[Item]) -> Attempt:
 
 async def _read(
     attempt: Attempt,
-    client: AsyncClient,
+    surroundings: Surroundings,
     *,
     timeout: float | None = None,  # noqa: ASYNC109  # it is sent along
     pause_s: Callable[[], float] | None = None,
     after_event: dict[int, Callable[[], None]] | None = None,
 ) -> Outcome:
     """Read the stream to its end."""
-    stream = client.generate(attempt.item.prompt, timeout=timeout, **attempt.item.options)
+    stream = surroundings.client.generate(attempt.item.prompt, timeout=timeout, **attempt.item.options)
     async with aclosing(stream):
         async for event in stream:
             attempt.seen.take(event)
+            surroundings.pulse.beat()
             if after_event is not None and attempt.seen.num_events - 1 in after_event:
                 after_event[attempt.seen.num_events - 1]()
             if pause_s is not None:

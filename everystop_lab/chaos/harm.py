@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 import click
 
 from everystop_lab.chaos.deployment import Deployment
+from everystop_lab.chaos.pulse import Pulse
 
 _SHARE_OF_TIME = 0.85
 """No harm is planned for the rest: what the last scheduler holds in the end is to be seen."""
+
+_SHARE_AT_WORK = 0.5
+"""Of the harm that waits until answers flow; the rest may hit services that are about to come back."""
 
 
 class Harm(enum.Enum):
@@ -64,6 +68,7 @@ class Tormentor:
 
     deployment: Deployment
     rng: random.Random
+    pulse: Pulse
     patience_s: float
     """How long a service may take to come back before it can be hurt again."""
     done: HarmDone = field(default_factory=HarmDone)
@@ -82,6 +87,8 @@ class Tormentor:
             await asyncio.sleep(max(0.0, started + seconds - loop.time()))
             try:
                 async with asyncio.timeout(self.patience_s):
+                    if self.rng.random() < _SHARE_AT_WORK:
+                        await self.pulse.next()
                     await self._do(harm)
             except TimeoutError as error:
                 raise click.ClickException(f"{harm.value}: not possible within {self.patience_s:g} s") from error

@@ -15,6 +15,7 @@ from everystop_lab.chaos.clients import Attempt, Surroundings
 from everystop_lab.chaos.deployment import Deployment
 from everystop_lab.chaos.harm import Tormentor
 from everystop_lab.chaos.items import Item, Sizes, undisturbed
+from everystop_lab.chaos.pulse import Pulse
 from everystop_lab.chaos.report import Report, make_report
 from everystop_lab.settling import settled
 
@@ -51,8 +52,9 @@ async def run(deployment: Deployment, settings: Settings) -> Report:
         )
         rng = random.Random(f"harm {settings.seed}")
         harm_plan = harm.plan(rng, settings.seconds, num_kills=settings.num_kills, num_stops=num_stops)
-        tormentor = Tormentor(deployment, rng, settings.patience_s)
-        load = Load(Surroundings(client, deployment.address, retry), items, settings)
+        pulse = Pulse()
+        tormentor = Tormentor(deployment, rng, pulse, settings.patience_s)
+        load = Load(Surroundings(client, deployment.address, retry, pulse), items, settings)
         await asyncio.gather(asyncio.sleep(settings.seconds), tormentor.run(harm_plan))
         await load.finish()
         try:

@@ -7,6 +7,7 @@ import pytest
 
 from everystop_lab.chaos import harm
 from everystop_lab.chaos.harm import Harm, HarmDone, HarmPlan, Tormentor
+from everystop_lab.chaos.pulse import Pulse
 
 
 class FakeDeployment:
@@ -51,16 +52,30 @@ def test_the_same_seed_makes_the_same_plan() -> None:
 
 
 async def test_a_plan_is_carried_out_and_counted() -> None:
-    deployment = FakeDeployment()
-    tormentor = Tormentor(deployment, random.Random(0), patience_s=10.0)
+    deployment, pulse = FakeDeployment(), Pulse()
+    tormentor = Tormentor(deployment, random.Random(0), pulse, patience_s=10.0)
     stops = [(0.0, Harm.STOP_EXECUTOR)] * 4
-    await tormentor.run(HarmPlan([(0.0, Harm.KILL_EXECUTOR), *stops], [(0.0, Harm.KILL_SCHEDULER)] * 3))
+    running = asyncio.create_task(
+        tormentor.run(HarmPlan([(0.0, Harm.KILL_EXECUTOR), *stops], [(0.0, Harm.KILL_SCHEDULER)] * 3))
+    )
+    async with asyncio.timeout(10):
+        while not running.done():
+            pulse.beat()
+            await asyncio.sleep(0)
+    running.result()
     expected = {"kill executor": 1, "stop executor": 4, "kill scheduler": 3}
     assert Counter(deployment.done) == expected
     assert tormentor.done == HarmDone(executor_kills=3, executor_stops=4, scheduler_kills=3)
 
 
+async def test_some_harm_waits_until_answers_flow() -> None:
+    tormentor = Tormentor(FakeDeployment(), random.Random(0), Pulse(), patience_s=0.01)
+    with pytest.raises(click.ClickException, match="stopping the executor: not possible"):
+        await tormentor.run(HarmPlan([(0.0, Harm.STOP_EXECUTOR)] * 20, []))
+    assert 0 < tormentor.done.executor_stops < 20
+
+
 async def test_a_service_that_stays_away_ends_the_run() -> None:
-    tormentor = Tormentor(FakeDeployment(comes_back=False), random.Random(0), patience_s=0.01)
+    tormentor = Tormentor(FakeDeployment(comes_back=False), random.Random(0), Pulse(), patience_s=0.01)
     with pytest.raises(click.ClickException, match=r"killing the scheduler: not possible within 0\.01 s"):
         await tormentor.run(HarmPlan([], [(0.0, Harm.KILL_SCHEDULER)]))
