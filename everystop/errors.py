@@ -16,6 +16,9 @@ from grpc_status import rpc_status
 
 DOMAIN = "everystop"
 
+_MAX_MESSAGE_BYTES = 1024
+"""A status travels in HTTP/2 headers, three times over and encoded; from 8 KiB on peers begin to drop them."""
+
 
 class Reason(enum.StrEnum):
     """Why a call was refused or ended; the value of `ErrorInfo.reason`."""
@@ -74,7 +77,8 @@ class ServiceError(Exception):
         self.metadata = metadata or {}
 
     def to_status(self) -> status_pb2.Status:
-        """As `google.rpc.Status`, with its details."""
+        """As `google.rpc.Status`, with its details. A long message is cut."""
+        message = self.message.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
         details: list[any_pb2.Any] = []
 
         def add(
@@ -86,13 +90,13 @@ class ServiceError(Exception):
 
         add(error_details_pb2.ErrorInfo(reason=self.reason.value, domain=DOMAIN, metadata=self.metadata))
         if self.field is not None:
-            violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.message)
+            violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=message)
             add(error_details_pb2.BadRequest(field_violations=[violation]))
         if self.retry_after_s is not None:
             delay = duration_pb2.Duration()
             delay.FromMilliseconds(int(self.retry_after_s * 1000))
             add(error_details_pb2.RetryInfo(retry_delay=delay))
-        return status_pb2.Status(code=self.code.value[0], message=self.message, details=details)
+        return status_pb2.Status(code=self.code.value[0], message=message, details=details)
 
     async def abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
         """End the call of `context` with this status."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from everystop.options import ConfigError, check, option
 
 _MAX_SEQS = 65_536
-_MAX_TOKENS = 2**24
+MAX_TOKENS = 2**24
+MAX_BLOCKS = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +33,11 @@ class SchedulerConfig(ServiceConfig):
     listen: str = option("127.0.0.1:50051", help="host:port to serve clients on; port 0 takes a free one.")
     executor_address: str = option("127.0.0.1:50052", help="host:port of the executor.")
     max_num_seqs: int = option(64, min=1, max=_MAX_SEQS, help="Most sequences that run at once.")
-    max_num_batched_tokens: int = option(512, min=1, max=_MAX_TOKENS, help="Most tokens to compute in one step.")
+    max_num_batched_tokens: int = option(512, min=1, max=MAX_TOKENS, help="Most tokens to compute in one step.")
     max_model_len: int | None = option(
-        None, min=2, max=_MAX_TOKENS, help="Most tokens of prompt and answer together; the executor's when left out."
+        None, min=2, max=MAX_TOKENS, help="Most tokens of prompt and answer together; the executor's when left out."
     )
-    max_prefill_chunk: int = option(256, min=1, max=_MAX_TOKENS, help="Most tokens of one prompt in one step.")
+    max_prefill_chunk: int = option(256, min=1, max=MAX_TOKENS, help="Most tokens of one prompt in one step.")
     watermark: float = option(0.01, min=0.0, max=0.9, help="Share of the KV blocks that admission leaves free.")
     policy: str = option("fcfs", help="Who is served first, and who is preempted.")
     batching: str = option(
@@ -97,17 +98,17 @@ class ExecutorConfig(ServiceConfig):
     block_size: int = option(16, min=1, max=1024, help="Tokens per KV block.")
     kv_cache_gib: float = option(1.0, min=0.001, max=65_536.0, help="Memory for the KV cache in GiB.")
     num_blocks: int | None = option(
-        None, min=1, max=2**30, help="Number of KV blocks; in place of --kv-cache-gib when given."
+        None, min=1, max=MAX_BLOCKS, help="Number of KV blocks; in place of --kv-cache-gib when given."
     )
     max_model_len: int | None = option(
         None,
         min=2,
-        max=_MAX_TOKENS,
+        max=MAX_TOKENS,
         help="Most tokens of one sequence; when left out, what the model and the cache hold.",
     )
     max_num_seqs: int = option(256, min=1, max=_MAX_SEQS, help="Most sequences that a scheduler may run at once.")
     max_num_batched_tokens: int = option(
-        8192, min=1, max=_MAX_TOKENS, help="Most tokens that a scheduler may put into one step."
+        8192, min=1, max=MAX_TOKENS, help="Most tokens that a scheduler may put into one step."
     )
     threads: int = option(0, min=0, max=4096, help="Threads that compute; 0: one on each core.")
     mock_step_ms: float = option(1.0, min=0.0, max=600_000.0, help="Mock: milliseconds that every step takes.")

@@ -6,6 +6,7 @@ Every refusal is a `ServiceError` INVALID_ARGUMENT with reason INVALID_PLAN that
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -111,7 +112,7 @@ def _check_parallel(field: str, values: Sequence[int], other_field: str, other_v
 
 def _check_distinct(field: str, values: Sequence[int]) -> None:
     if len(set(values)) != len(values):
-        duplicate = next(value for index, value in enumerate(values) if value in values[:index])
+        duplicate = next(value for value, num_times in Counter(values).items() if num_times > 1)
         raise invalid_plan(field, f"{duplicate} occurs more than once")
 
 

@@ -14,6 +14,7 @@ from everystop.errors import Reason, ServiceError, from_rpc_error
 from everystop.executor.v1 import executor_pb2 as pb
 from everystop.executor.v1 import executor_pb2_grpc as pb_grpc
 from everystop.plan import PROTOCOL_VERSION, ExecutorInfo, Hello, StepPlan, StepResult
+from everystop.settings import MAX_BLOCKS, MAX_TOKENS
 
 
 class LinkLostError(Exception):
@@ -89,7 +90,9 @@ async def connect(
         if response.executor.protocol_version != PROTOCOL_VERSION:
             theirs = response.executor.protocol_version
             raise LinkLostError(_garbage(f"protocol version {theirs}, this scheduler speaks {PROTOCOL_VERSION}"))
-        link = ExecutorLink(call, plan_codec.decode_executor(response.executor), on_change)
+        executor = plan_codec.decode_executor(response.executor)
+        _check_executor(executor)
+        link = ExecutorLink(call, executor, on_change)
         receiver = asyncio.create_task(link.receive_forever(), name="executor-results")
         try:
             yield link
@@ -111,6 +114,18 @@ async def fetch_tokenizer(channel: grpc.aio.Channel, *, timeout_s: float) -> dic
     except grpc.RpcError as error:
         raise LinkLostError(from_rpc_error(error)) from error
     return {name: bytes(content) for name, content in files.items()}
+
+
+def _check_executor(executor: ExecutorInfo) -> None:
+    """Refuse numbers that nothing could be scheduled with. Raises LinkLostError."""
+    for name, value, low, high in (
+        ("block_size", executor.block_size, 1, MAX_TOKENS),
+        ("num_blocks", executor.num_blocks, 1, MAX_BLOCKS),
+        ("max_model_len", executor.max_model_len, 2, MAX_TOKENS),
+        ("vocab_size", executor.model.vocab_size, 1, MAX_TOKENS),
+    ):
+        if not low <= value <= high:
+            raise LinkLostError(_garbage(f"{name} is {value}, not {low} to {high}"))
 
 
 def _unavailable(message: str) -> ServiceError:

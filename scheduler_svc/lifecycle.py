@@ -50,6 +50,8 @@ class Lifecycle:
 
     def set_connected(self, connected: bool) -> None:
         """There is an executor, or there is none any more."""
+        if connected == self._connected:
+            return  # one more try that failed: what counts is the time since the loss
         self._connected = connected
         if self._becoming_unready is not None:
             self._becoming_unready.cancel()

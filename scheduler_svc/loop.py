@@ -10,7 +10,6 @@ Everything in the scheduler runs on one event loop, as tasks that only meet in m
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from everystop.errors import Reason, ServiceError
 from everystop.plan import ExecutorInfo, Hello
 from everystop.settings import SchedulerConfig
 from scheduler_svc import executor_link
+from scheduler_svc.backoff import Backoff
 from scheduler_svc.core import CoreConfig, ResultMismatchError, Scheduler
 from scheduler_svc.desk import RequestDesk
 from scheduler_svc.executor_link import ExecutorLink, LinkLostError
@@ -36,10 +36,6 @@ MAX_STEPS_IN_FLIGHT = 2
 """One that the executor runs and one that it holds, so that it never waits for the scheduler."""
 
 HANDSHAKE_TIMEOUT_S = 10.0
-RECONNECT_DELAY_S = (0.05, 0.25)
-REFUSED_DELAY_S = (0.5, 1.5)
-"""Before the next try, drawn evenly: after a connection that worked, and after a handshake that didn't.
-While nobody listens at all, the channel itself backs off."""
 
 _IN_GOOD_ORDER = {Reason.DRAINING, Reason.SUPERSEDED}
 """Endings of a connection that no request can be the cause of."""
@@ -80,19 +76,23 @@ class Loop:
     async def _run(self, on_state: Callable[[bool], None]) -> None:
         async with channel.client_channel(self.config.executor_address) as grpc_channel, asyncio.TaskGroup() as tasks:
             tasks.create_task(self.desk.run(), name="delivery")
+            backoff = Backoff()  # while nobody listens at all, the channel itself backs off
             while True:
-                delay_s = REFUSED_DELAY_S
+                num_steps_before = self.stats.num_steps
+                is_superseded = False
                 try:
                     async with self._connect(grpc_channel) as link:
                         on_state(True)
-                        delay_s = RECONNECT_DELAY_S
                         await self._iterate(link)
                 except LinkLostError as error:
                     self._note_loss(error)
+                    is_superseded = error.cause.reason is Reason.SUPERSEDED
                 finally:
                     self.link = None
                     on_state(False)
-                await asyncio.sleep(random.uniform(*delay_s))
+                # Two schedulers of one executor must not throw each other out at every step.
+                was_useful = self.stats.num_steps > num_steps_before and not is_superseded
+                await asyncio.sleep(backoff.next_delay_s(was_useful=was_useful))
 
     @asynccontextmanager
     async def _connect(self, grpc_channel: grpc.aio.Channel) -> AsyncIterator[ExecutorLink]:
@@ -130,7 +130,10 @@ class Loop:
         """Take a new executor in: the first one founds the core, a later one must serve the same model."""
         if self.core is None or self.model is None:
             files = await executor_link.fetch_tokenizer(grpc_channel, timeout_s=HANDSHAKE_TIMEOUT_S)
-            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+            try:
+                tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+            except ServiceError as error:
+                raise LinkLostError(error) from error
             self.core = self._found_core(executor)
         else:
             _check_same(self.model.executor, executor)

@@ -21,7 +21,7 @@ from scheduler_svc.lifecycle import Lifecycle
 from scheduler_svc.loop import Loop
 from scheduler_svc.status import snapshot
 from scheduler_svc.stream import RequestStream
-from scheduler_svc.validation import check, check_ids, tokenize_prompt
+from scheduler_svc.validation import check, check_ids, maybe_in_thread, tokenize_prompt
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -73,7 +73,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         async with _typed_errors(context):
             model = self._loop.serving()
             token_ids = await tokenize_prompt(request, model)
-            return pb.TokenizeResponse(token_ids=token_ids, token_bytes=map(model.tokenizer.token_bytes, token_ids))
+            return await maybe_in_thread(
+                len(token_ids),
+                lambda: pb.TokenizeResponse(
+                    token_ids=token_ids, token_bytes=map(model.tokenizer.token_bytes, token_ids)
+                ),
+            )
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Token ids to text."""
@@ -81,7 +86,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             model = self._loop.serving()
             check_ids("token_ids", request.token_ids, model.executor.model.vocab_size)
             skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-            return pb.DetokenizeResponse(text=model.tokenizer.decode(list(request.token_ids), skip_special_tokens=skip))
+            text = await maybe_in_thread(
+                len(request.token_ids),
+                lambda: model.tokenizer.decode(list(request.token_ids), skip_special_tokens=skip),
+            )
+            return pb.DetokenizeResponse(text=text)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802
         """What is served."""

@@ -7,7 +7,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -25,6 +25,8 @@ _SEED_BITS = 53
 
 _LONG_TEXT = 2048
 """Characters from which on text is tokenized in a thread; a shorter one costs less than the way there and back."""
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +89,19 @@ async def tokenize_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, mode
     tokenizer = model.tokenizer
     if kind == "text":
         _check_length("text", len(message.text))
-        token_ids = await _maybe_in_thread(len(message.text), lambda: tokenizer.encode(message.text))
+        token_ids = await maybe_in_thread(len(message.text), lambda: tokenizer.encode(message.text))
     elif kind == "chat":
         messages = [{"role": turn.role, "content": turn.content} for turn in message.chat.messages]
         if not 1 <= len(messages) <= limits.MAX_CHAT_MESSAGES:
             raise invalid("chat.messages", f"has {len(messages)}, expected 1 to {limits.MAX_CHAT_MESSAGES}")
-        num_characters = sum(len(turn["content"]) for turn in messages)
+        num_characters = sum(len(turn["role"]) + len(turn["content"]) for turn in messages)
         _check_length("chat.messages", num_characters)
         opens_turn = _or(message.chat, "add_generation_prompt", default=True)
-        token_ids = await _maybe_in_thread(
+        token_ids = await maybe_in_thread(
             num_characters, lambda: tokenizer.encode_chat(messages, add_generation_prompt=opens_turn)
         )
     elif kind == "token_ids" and isinstance(message, pb.GenerateRequest):
+        _check_prompt_length(len(message.token_ids.ids), model)
         token_ids = list(message.token_ids.ids)
         check_ids("token_ids.ids", token_ids, model.executor.model.vocab_size)
     else:
@@ -108,8 +111,9 @@ async def tokenize_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, mode
     return token_ids
 
 
-async def _maybe_in_thread(num_characters: int, work: Callable[[], list[int]]) -> list[int]:
-    return work() if num_characters < _LONG_TEXT else await asyncio.to_thread(work)
+async def maybe_in_thread(length: int, work: Callable[[], _Result]) -> _Result:
+    """Do `work` on a text of so many characters or tokens: at once, or in a thread when it is long."""
+    return work() if length < _LONG_TEXT else await asyncio.to_thread(work)
 
 
 def _check_request_id(message: pb.GenerateRequest) -> str:
@@ -156,16 +160,21 @@ def _check_sampling(sampling: pb.SamplingParams, model: ServedModel) -> None:
         raise invalid("sampling.banned_token_ids", "leaves no token to choose from, expected at least 1")
 
 
-def _check_lengths(stop: pb.StopConditions, num_prompt_tokens: int, model: ServedModel) -> int:
-    """The answer's largest length: what was asked for, else what fits."""
+def _check_prompt_length(num_prompt_tokens: int, model: ServedModel) -> None:
     max_model_len = model.max_model_len
-    room = max_model_len - num_prompt_tokens
-    if room < 1:
+    if num_prompt_tokens >= max_model_len:
         raise invalid(
             "prompt",
             f"has {num_prompt_tokens} tokens, at most {max_model_len - 1} leave room for an answer"
             f" (max_model_len is {max_model_len})",
         )
+
+
+def _check_lengths(stop: pb.StopConditions, num_prompt_tokens: int, model: ServedModel) -> int:
+    """The answer's largest length: what was asked for, else what fits."""
+    _check_prompt_length(num_prompt_tokens, model)
+    max_model_len = model.max_model_len
+    room = max_model_len - num_prompt_tokens
     max_tokens = _or(stop, "max_tokens", default=room)
     if max_tokens > room:
         raise invalid(
@@ -240,6 +249,6 @@ def _check_length(name: str, num_characters: int) -> None:
 
 def check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """Refuse ids outside of the vocabulary. Raises ServiceError INVALID_ARGUMENT naming the field."""
-    for token_id in token_ids:
-        if token_id >= vocab_size:
-            raise invalid(name, f"has token id {token_id}, the vocabulary ends at {vocab_size - 1}")
+    largest = max(token_ids, default=0)  # there may be a million of them, and all others wait meanwhile
+    if largest >= vocab_size:
+        raise invalid(name, f"has token id {largest}, the vocabulary ends at {vocab_size - 1}")

@@ -49,11 +49,13 @@ class Tokenizer:
             special_tokens_map = json.loads(files.get("special_tokens_map.json", b"{}"))
             template_file = files.get("chat_template.jinja")
             template = choose_template(config.get("chat_template")) if template_file is None else template_file.decode()
+            # The old file of special tokens counts only where tokenizer_config.json doesn't have them in the new form.
+            named = config if "added_tokens_decoder" in config else config | special_tokens_map
+            return cls(backend, _special_tokens(named), template)
+        except ServiceError:
+            raise
         except Exception as error:  # the library raises bare exceptions; all of them mean the same
             raise _unusable(f"{type(error).__name__}: {error}") from error
-        # The old file of special tokens counts only where tokenizer_config.json doesn't have them in the new form.
-        named = config if "added_tokens_decoder" in config else config | special_tokens_map
-        return cls(backend, _special_tokens(named), template)
 
     @property
     def vocab_size(self) -> int:

@@ -60,7 +60,7 @@ def test_file_numbers_keep_their_type(toml: Path) -> None:
         ("--max-num-seqs", "0", "1 to 65536"),
         ("--max-num-seqs", "many", "1 to 65536"),
         ("--max-num-seqs", "1.5", "1 to 65536"),
-        ("--num-blocks", "-1", "1 to 1073741824"),
+        ("--num-blocks", "-1", "1 to 16777216"),
         ("--mock-eos-rate", "1.01", "0.0 to 1.0"),
         ("--kv-cache-gib", "nan", "0.001 to 65536.0"),
         ("--kv-cache-gib", "inf", "0.001 to 65536.0"),
