@@ -42,6 +42,8 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
+    """One step: who comes, who goes, and what is computed."""
+
     step_id: int
     exited: list[Seat]
     """Left since the last step; a backend that keeps state by slot drops it, before it takes in `admitted`."""
@@ -52,6 +54,8 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
+    """What a step brought."""
+
     token_ids: list[int]
     """One for each scheduled sequence that samples, in their order; 0 for one that failed."""
     logprobs: list[SequenceLogprobs] = field(default_factory=list)

@@ -6,7 +6,7 @@ from everystop.testing import cranked
 from scheduler_svc.core import FinishReason
 
 
-class Died(Exception):
+class ExecutorDiedError(Exception):
     """The executor, of a step."""
 
 
@@ -16,7 +16,7 @@ def make_deadly(crank, is_deadly) -> None:
 
     def execute_or_die(batch):
         if any(is_deadly(scheduled.seat) for scheduled in batch.scheduled):
-            raise Died
+            raise ExecutorDiedError
         return execute(batch)
 
     crank._backend.execute = execute_or_die
@@ -27,7 +27,7 @@ def run_with_deaths(crank, *, max_deaths: int) -> int:
     while True:
         try:
             crank.run()
-        except Died:
+        except ExecutorDiedError:
             num_deaths += 1
             assert num_deaths <= max_deaths
             crank.restart_executor()
