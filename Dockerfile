@@ -23,7 +23,7 @@ WORKDIR /home/everystop
 FROM build AS build-scheduler
 ARG PIP_ARGS=""
 COPY . .
-RUN pip install ${PIP_ARGS} -c constraints.txt '.[scheduler]'
+RUN pip install ${PIP_ARGS} -c constraints.txt '.[scheduler,tracing]'
 
 FROM service AS scheduler
 COPY --from=build-scheduler /opt/everystop /opt/everystop
@@ -37,7 +37,7 @@ ENTRYPOINT ["everystop", "scheduler"]
 FROM build AS build-executor
 ARG PIP_ARGS=""
 ARG TORCH_SPEC=torch==2.13.0
-ARG EXTRAS=executor
+ARG EXTRAS=executor,tracing
 # The large part first: it stays cached when the code changes.
 COPY constraints.txt /
 RUN { grep -v '^torch==' /constraints.txt; echo "${TORCH_SPEC}"; } > /pinned.txt && pip install ${PIP_ARGS} -c /pinned.txt torch

@@ -15,7 +15,9 @@ from everystop.errors import ServiceError
 from everystop.testing import serve_mock
 
 ON_A_FREE_PORT = "127.0.0.1:0"
-DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana-dashboard.json"
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "deploy" / "grafana-dashboard.json"
+GUIDE = ROOT / "docs" / "operations.md"
 
 
 def fetch(address: str) -> str:
@@ -257,3 +259,18 @@ def test_the_dashboard_uses_only_what_exists(service) -> None:
             label for group in re.findall(r"by \(([^)]*)\)", expression) for label in re.split(r",\s*", group)
         }
         assert labels - {"job", "instance"} <= set.union(*(exists[name] for name in names)), expression
+
+
+def test_the_guide_lists_all_of_them(service) -> None:
+    exists = {
+        family.name: family.type
+        for address in (service.metrics_address, service.executor_metrics_address)
+        for family in text_string_to_metric_families(fetch(address))
+        if family.name.startswith("everystop:")
+    }
+    listed: dict[str, str] = {}
+    for line in GUIDE.read_text().splitlines():
+        if line.startswith("| `everystop:"):
+            _, names, kind, *_ = line.split("|")
+            listed.update(dict.fromkeys(re.findall(r"everystop:\w+", names), kind.strip()))
+    assert listed == exists
