@@ -1,7 +1,7 @@
 """What every backend meets: the real model, and the mock.
 
 The engine (`engine.py`) turns each plan into a `StepBatch` with the help of the seats (`seats.py`), hands it to the
-backend and sends what comes back. A backend sees sequences and blocks, never plans, slots of other steps or the network.
+backend and sends what comes back. A backend sees sequences and blocks, never plans or the network.
 """
 
 from __future__ import annotations
