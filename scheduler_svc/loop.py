@@ -20,11 +20,11 @@ import grpc
 import structlog
 
 from everystop import channel
+from everystop.backoff import Backoff
 from everystop.errors import Reason, ServiceError
 from everystop.plan import ExecutorInfo, Hello
 from everystop.settings import SchedulerConfig
 from scheduler_svc import executor_link
-from scheduler_svc.backoff import Backoff
 from scheduler_svc.core import CoreConfig, ResultMismatchError, Scheduler
 from scheduler_svc.desk import RequestDesk
 from scheduler_svc.executor_link import ExecutorLink, LinkLostError
