@@ -1,10 +1,13 @@
 """One canonical line per request, and what a death leaves behind."""
 
 import asyncio
+import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 import executor_svc.server
@@ -14,6 +17,18 @@ from everystop.errors import ServiceError
 from everystop.settings import ExecutorConfig, SchedulerConfig
 from everystop.testing import serve_mock
 from executor_svc.mock import MockBackend
+
+
+@pytest.fixture
+def lines() -> Iterator[list[dict[str, Any]]]:
+    """Every line from "info" on, whatever tests before this one have configured."""
+    before = structlog.get_config() if structlog.is_configured() else {}
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
+    with capture_logs() as captured:
+        yield captured
+    structlog.reset_defaults()
+    if before:
+        structlog.configure(**before)
 
 
 def only(lines: list[dict[str, Any]], event: str) -> dict[str, Any]:
@@ -32,8 +47,8 @@ async def start_both() -> tuple[executor_svc.server.RunningExecutor, scheduler_s
     return executor, scheduler
 
 
-def test_a_request_leaves_one_line() -> None:
-    with capture_logs() as lines, serve_mock() as service, Client(service.address) as client:
+def test_a_request_leaves_one_line(lines: list[dict[str, Any]]) -> None:
+    with serve_mock() as service, Client(service.address) as client:
         answer = client.complete("hello", max_tokens=7, ignore_eos=True, request_id="one", tenant="blue")
     line = only(lines, "request_finished")
     assert line["log_level"] == "info"
@@ -56,8 +71,8 @@ def test_a_request_leaves_one_line() -> None:
     assert line["total_ms"] == pytest.approx(answer.timings.total_ms, abs=50)
 
 
-def test_a_request_that_was_refused_leaves_one_line() -> None:
-    with capture_logs() as lines, serve_mock() as service, Client(service.address) as client:
+def test_a_request_that_was_refused_leaves_one_line(lines: list[dict[str, Any]]) -> None:
+    with serve_mock() as service, Client(service.address) as client:
         for request_id in ("bad", "x" * 100_000):
             with pytest.raises(ServiceError):
                 client.complete("hello", max_tokens=0, request_id=request_id, tenant="t" * 100_000)
@@ -69,8 +84,8 @@ def test_a_request_that_was_refused_leaves_one_line() -> None:
     assert not [line for line in lines if line["event"] == "request_finished"]
 
 
-def test_a_lost_executor_leaves_what_it_held() -> None:
-    with capture_logs() as lines, serve_mock(mock_step_ms=5.0) as service, Client(service.address) as client:
+def test_a_lost_executor_leaves_what_it_held(lines: list[dict[str, Any]]) -> None:
+    with serve_mock(mock_step_ms=5.0) as service, Client(service.address) as client:
         stream = client.generate("hello", max_tokens=60, ignore_eos=True, request_id="survivor")
         next(event for event in stream if isinstance(event, Delta))
         service.stop_executor()
@@ -86,7 +101,7 @@ def test_a_lost_executor_leaves_what_it_held() -> None:
     assert finished["num_recomputed_tokens"] > 0
 
 
-def test_a_lost_scheduler_leaves_what_it_held() -> None:
+def test_a_lost_scheduler_leaves_what_it_held(lines: list[dict[str, Any]]) -> None:
     async def scenario() -> None:
         executor, scheduler = await start_both()
         async with AsyncClient(scheduler.address, retry=None) as client:
@@ -97,14 +112,13 @@ def test_a_lost_scheduler_leaves_what_it_held() -> None:
                         await scheduler.stop()
         await executor.stop()
 
-    with capture_logs() as lines:
-        asyncio.run(scenario())
+    asyncio.run(scenario())
     closed = only(lines, "session_closed")
     assert (closed["num_seqs"], closed["request_ids"]) == (1, ["orphan"])
     assert closed["last_step_id"] >= 1
 
 
-def test_a_crash_of_the_scheduler_leaves_what_it_held() -> None:
+def test_a_crash_of_the_scheduler_leaves_what_it_held(lines: list[dict[str, Any]]) -> None:
     def broken(*_arguments: object) -> None:
         raise RuntimeError("a bug")
 
@@ -124,8 +138,7 @@ def test_a_crash_of_the_scheduler_leaves_what_it_held() -> None:
                 await scheduler.stop()
         await executor.stop()
 
-    with capture_logs() as lines:
-        asyncio.run(scenario())
+    asyncio.run(scenario())
     crashed = only(lines, "scheduler_crashed")
     assert crashed["exc_info"] is True
     assert (crashed["num_requests"], crashed["num_running"], crashed["num_waiting"]) == (40, 40, 0)
@@ -133,8 +146,8 @@ def test_a_crash_of_the_scheduler_leaves_what_it_held() -> None:
     assert len(crashed["step_ids"]) == 2
 
 
-def test_a_step_that_fails_says_whom_it_hit() -> None:
-    with capture_logs() as lines, serve_mock(mock_step_ms=2.0) as service, Client(service.address) as client:
+def test_a_step_that_fails_says_whom_it_hit(lines: list[dict[str, Any]]) -> None:
+    with serve_mock(mock_step_ms=2.0) as service, Client(service.address) as client:
         engine = service._executor._engine
         execute = engine._backend.execute
 
