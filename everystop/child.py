@@ -13,7 +13,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TextIO, TypeVar
+from typing import IO, Any, TextIO, TypeVar
 
 T = TypeVar("T")
 
@@ -23,13 +23,38 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class ChildExitedError(Exception):
     """A child ended although nobody asked it to."""
 
-    def __init__(self, name: str, returncode: int) -> None:
-        how = (
-            f"was killed by {signal.Signals(-returncode).name}"
-            if returncode < 0
-            else f"exited with status {returncode}"
-        )
-        super().__init__(f"the {name} {how}")
+    def __init__(self, name: str, returncode: int, num_times: int = 1) -> None:
+        """`num_times`: in a row, before it had even started."""
+        again = f", {num_times} times in a row before it listened" if num_times > 1 else ""
+        super().__init__(f"the {name} {how_it_ended(returncode)}{again}")
+        self.returncode = returncode
+
+
+def how_it_ended(returncode: int) -> str:
+    """An exit status in words, as what follows a subject."""
+    if returncode < 0:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    return f"exited with status {returncode}"
+
+
+async def spawn(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    stdout: IO[Any] | None = None,
+    stderr: IO[Any] | None = None,
+) -> asyncio.subprocess.Process:
+    """Start `python -m module arguments…`; where nothing else is said, it shares this process's output."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "everystop.child", str(os.getpid()), module, *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        process_group=0,  # a terminal's Ctrl-C reaches the parent alone, which then stops them in order
+    )
 
 
 class Children:
@@ -42,15 +67,8 @@ class Children:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        """Start `python -m module arguments…`; it shares this process's output."""
-        self._processes[name] = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "everystop.child", str(os.getpid()), module, *arguments),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=self._stdout,
-            env=self._environment,
-            process_group=0,  # a terminal's Ctrl-C reaches the parent alone, which then stops them in order
-        )
+        """Start `python -m module arguments…`."""
+        self._processes[name] = await spawn(module, arguments, environment=self._environment, stdout=self._stdout)
 
     async def until(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for `work`.

@@ -111,6 +111,9 @@ class ExecutorConfig(ServiceConfig):
         8192, min=1, max=MAX_TOKENS, help="Most tokens that a scheduler may put into one step."
     )
     threads: int = option(0, min=0, max=4096, help="Threads that compute; 0: one on each core.")
+    step_timeout_s: float = option(
+        60.0, min=0.01, max=1e6, help="Seconds that a step may take before this process ends itself as hung."
+    )
     mock_step_ms: float = option(1.0, min=0.0, max=600_000.0, help="Mock: milliseconds that every step takes.")
     mock_token_us: float = option(0.0, min=0.0, max=1e6, help="Mock: microseconds that every token of a step adds.")
     mock_eos_rate: float = option(0.0, min=0.0, max=1.0, help="Mock: probability that a token ends its sequence.")

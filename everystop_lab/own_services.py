@@ -28,7 +28,7 @@ class OwnServices:
 async def own_services(
     executor_flags: Sequence[str], scheduler_flags: Sequence[str], *, folder: Path, log: IO[bytes]
 ) -> AsyncIterator[OwnServices]:
-    """Run both until the block ends; `folder` is for files of theirs. Raises RuntimeError when one does not start."""
+    """Run both until the block ends; `folder` is for files of theirs. Raises ChildExitedError if one fails to start."""
     executor = SupervisedService("executor_svc", executor_flags, folder, log)
     scheduler_flags = [f"--executor-address={executor.address}", *scheduler_flags]
     scheduler = SupervisedService("scheduler_svc", scheduler_flags, folder, log)

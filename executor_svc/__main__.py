@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import os
 import signal
+from typing import NoReturn
 
 import click
 
@@ -54,13 +56,22 @@ async def _run(config: ExecutorConfig, backend: Backend) -> bool:
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signal_number, stopped.set)
     running = await server.start(config, backend)
-    stopping, breaking = asyncio.create_task(stopped.wait()), asyncio.create_task(running.wait_broken())
-    await asyncio.wait({stopping, breaking}, return_when=asyncio.FIRST_COMPLETED)
+    works = stopped.wait(), running.wait_broken(), running.wait_hung()
+    stopping, breaking, hanging = tasks = [asyncio.create_task(work) for work in works]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    if hanging.done() and not stopping.done():
+        _end_hung()
     await running.stop()
     is_broken = breaking.done()
-    for task in (stopping, breaking):
+    for task in tasks:
         task.cancel()
     return is_broken
+
+
+def _end_hung() -> NoReturn:
+    """End the process at once: the thread that hangs can hold up everything that an orderly end would do."""
+    faulthandler.dump_traceback()  # of all threads: where it hangs
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from executor_svc.backend import Backend, BackendInfo
 from executor_svc.plan_checks import Limits
 from executor_svc.seats import Seats
 from executor_svc.stats import EngineStats
+from executor_svc.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from executor_svc.tracing import AttemptTracer
@@ -106,6 +107,7 @@ class Engine:
         self.broken = asyncio.Event()
         """Set when the backend can't go on; the process should end then."""
         self.stats = EngineStats()
+        self._watchdog = Watchdog()
         self._tracer = tracer
         self._loop = asyncio.get_running_loop()
         self._backend = backend
@@ -156,6 +158,11 @@ class Engine:
         await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
         if self._thread.is_alive():
             _log.warning("step_abandoned", timeout_s=_STOP_TIMEOUT_S)
+
+    async def wait_hung(self, limit_s: float) -> None:
+        """Return when a step takes longer than `limit_s`; the process should end then, because nothing stops a step."""
+        step = await self._watchdog.wait_hung(limit_s)
+        _log.error("step_hung", step_id=step.step_id, limit_s=limit_s, **self._held())
 
     def _submit(self, session: Session, plan: StepPlan) -> None:
         self._orders.put(partial(self._step, session, plan))
@@ -220,6 +227,7 @@ class Engine:
         assert self._seats is not None
         waited_us = _us_since(self._idle_since)
         started_ns = time.time_ns()
+        self._watchdog.began(plan.step_id)
         try:
             result = run_step(self._seats, self._backend, plan, waited_us)
         except ServiceError as error:
@@ -240,6 +248,7 @@ class Engine:
             if self._tracer is not None:
                 self._tracer.stepped(plan, started_ns)
             _log.debug("step", step_id=plan.step_id, num_seqs=plan.num_seqs, num_tokens=plan.num_tokens)
+        self._watchdog.ended()
         self._idle_since = time.monotonic()
 
 

@@ -38,10 +38,15 @@ class RunningExecutor:
     observers: Observers
     _server: grpc.aio.Server
     _engine: Engine
+    _step_timeout_s: float
 
     async def wait_broken(self) -> None:
         """Return when the backend can't go on; the process should end then."""
         await self._engine.broken.wait()
+
+    async def wait_hung(self) -> None:
+        """Return when a step takes longer than it may; the process should end then, and not wait for anything."""
+        await self._engine.wait_hung(self._step_timeout_s)
 
     async def stop(self) -> None:
         """Take no more calls, end the open session with UNAVAILABLE, and close the backend."""
@@ -66,7 +71,7 @@ async def start(config: ExecutorConfig, backend: Backend) -> RunningExecutor:
     await server.start()
     channel.write_address_file(config.address_file, address)
     _log.info("executor_listening", address=address, backend=backend.info.name, model=backend.info.model.name)
-    return RunningExecutor(address, observers, server, engine)
+    return RunningExecutor(address, observers, server, engine, config.step_timeout_s)
 
 
 def _attempt_tracer(observers: Observers) -> AttemptTracer | None:

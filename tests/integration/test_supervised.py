@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from everystop.channel import client_channel
+from everystop.child import ChildExitedError
 from everystop_lab.supervised import SupervisedService
 from everystop_lab.usage import usage_of
 
@@ -75,7 +76,7 @@ async def test_a_halted_service_can_be_killed(executor: SupervisedService) -> No
 async def test_a_service_that_does_not_start_says_so(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         service = SupervisedService("executor_svc", ["--no-such-flag"], tmp_path, log)
-        with pytest.raises(RuntimeError, match="executor_svc ended before it listened"):
+        with pytest.raises(ChildExitedError, match="executor_svc exited with status 2"):
             await service.start()
         await service.stop()
     assert "no-such-flag" in (tmp_path / "log").read_text()
