@@ -38,6 +38,7 @@ class ExecutorLink:
         self.results: deque[StepResult] = deque()
         self.lost: ServiceError | None = None
         """Why the connection ended, once it has."""
+        self._ended = asyncio.Event()
         self._call = call
         self._on_change = on_change
 
@@ -48,8 +49,10 @@ class ExecutorLink:
             await self._call.write(message)
         except grpc.RpcError as error:
             raise LinkLostError(from_rpc_error(error)) from error
-        except asyncio.InvalidStateError as error:  # the call ended between two writes
-            raise LinkLostError(self.lost or _unavailable("the stream has ended")) from error
+        except asyncio.InvalidStateError as error:  # the call ended between two writes; its reader learns why
+            await self._ended.wait()
+            assert self.lost is not None
+            raise LinkLostError(self.lost) from error
         return message.ByteSize()
 
     async def receive_forever(self) -> None:
@@ -66,6 +69,7 @@ class ExecutorLink:
             self.lost = error
         finally:
             self.lost = self.lost or _unavailable("the executor closed the stream")
+            self._ended.set()
             self._on_change()
 
 

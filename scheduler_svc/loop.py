@@ -113,7 +113,7 @@ class Loop:
         self._was_lost = error.cause.reason not in _IN_GOOD_ORDER
         in_flight = self.core.in_flight if self.core is not None else {}
         took_part = dict.fromkeys(request_id for ids in in_flight.values() for request_id in ids)
-        log.warning("executor_lost", reason=str(error), epoch=self.link.executor.epoch, **self._held(took_part))
+        log.warning("executor_lost", reason=str(error), epoch=f"{self.link.executor.epoch:x}", **self._held(took_part))
 
     def _held(self, request_ids: Iterable[str]) -> dict[str, Any]:
         """For the log line of a death: what was in, and the first of `request_ids`."""
