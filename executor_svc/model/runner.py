@@ -143,8 +143,14 @@ def load(config: ExecutorConfig) -> Backend:
         num_blocks=info.num_blocks,
         kv_cache_bytes=geometry.num_bytes,
         max_model_len=info.max_model_len,
-        model_max_model_len=model.max_position_embeddings,
     )
+    if config.max_model_len is None and info.max_model_len < model.max_position_embeddings:
+        _log.warning(
+            "max_model_len_reduced",
+            max_model_len=info.max_model_len,
+            model_max_model_len=model.max_position_embeddings,
+            reason="the KV cache holds no more; raise kv_cache_gib",
+        )
     return CpuBackend(info, tokenizer_files, decoder, caches)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
 from everystop.plan import SamplingParams, SequenceLogprobs
@@ -99,6 +100,22 @@ def answer(seat: Seat) -> list[int]:
 @pytest.fixture(scope="module")
 def prompts(tokenizer: Tokenizer) -> list[list[int]]:
     return [tokenizer.encode(prompt).ids for prompt in PROMPTS]
+
+
+def test_the_backend_tells_what_it_offers(backend: Backend, model_dir: Path) -> None:
+    info = backend.info
+    assert (info.name, info.device, info.dtype) == ("cpu", "cpu", "float32")
+    assert (info.model.vocab_size, info.model.eos_token_ids) == (49152, (2,))
+    assert (info.block_size, info.num_blocks) == (16, NUM_BLOCKS)
+    assert backend.tokenizer_files()["tokenizer.json"] == (model_dir / "tokenizer.json").read_bytes()
+
+
+def test_a_length_that_shrinks_is_logged(model_dir: Path) -> None:
+    with capture_logs() as logs:
+        backend = load(model_dir, "bfloat16")
+    assert backend.info.max_model_len == 16 * NUM_BLOCKS
+    reduced = next(entry for entry in logs if entry["event"] == "max_model_len_reduced")
+    assert (reduced["max_model_len"], reduced["model_max_model_len"]) == (16 * NUM_BLOCKS, 8192)
 
 
 @torch.inference_mode()
