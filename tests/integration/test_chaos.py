@@ -70,7 +70,7 @@ def test_kills_need_commands() -> None:
 
 
 def test_a_request_that_fails_is_lost() -> None:
-    with serve_mock(mock_fail="sequence@1200") as service:
+    with serve_mock(mock_fail="sequence@700") as service:
         result = invoke(f"--address={service.address}", "--minutes=0.1", "--kills=0", *SMALL)
     assert result.exit_code == 1
     assert figures(result)["lost"] == 1
