@@ -13,7 +13,7 @@ def snapshot(loop: Loop, *, uptime_s: float) -> pb.GetStatusResponse:
     status = pb.GetStatusResponse(
         version=everystop.__version__,
         state=_state(loop),
-        state_reason=loop.state_reason,
+        state_reason=_state_reason(loop),
         knobs=_knobs(loop),
         counters=_counters(loop),
         uptime_s=uptime_s,
@@ -32,6 +32,12 @@ def _state(loop: Loop) -> pb.SchedulerState.ValueType:
     if loop.desk.is_closing:
         return pb.SCHEDULER_STATE_DRAINING
     return pb.SCHEDULER_STATE_CONNECTING if loop.link is None else pb.SCHEDULER_STATE_SERVING
+
+
+def _state_reason(loop: Loop) -> str:
+    if loop.desk.is_closing:
+        return f"asked to end, with {loop.desk.num_requests} requests still in"
+    return loop.state_reason
 
 
 def _knobs(loop: Loop) -> pb.Knobs:

@@ -94,6 +94,13 @@ class AsyncClient:
         """Snapshot of the scheduler, true at the end of its last step."""
         return await _typed(self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout))
 
+    async def drain(self, grace_s: float | None = None, *, timeout: float | None = None) -> int:
+        """Have the scheduler refuse new requests, finish those that are in, at most for `grace_s` seconds, and end.
+
+        Returns at once, with how many are in. When `grace_s` is left out, the scheduler's own setting holds.
+        """
+        return (await _typed(self._admin.Drain(admin_pb2.DrainRequest(grace_s=grace_s), timeout=timeout))).num_requests
+
     async def _stream(
         self, request: inference_pb2.GenerateRequest, timeout: float | None
     ) -> AsyncGenerator[Event, None]:

@@ -92,6 +92,14 @@ class Client:
         with _typed_errors():
             return self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout)
 
+    def drain(self, grace_s: float | None = None, *, timeout: float | None = None) -> int:
+        """Have the scheduler refuse new requests, finish those that are in, at most for `grace_s` seconds, and end.
+
+        Returns at once, with how many are in. When `grace_s` is left out, the scheduler's own setting holds.
+        """
+        with _typed_errors():
+            return self._admin.Drain(admin_pb2.DrainRequest(grace_s=grace_s), timeout=timeout).num_requests
+
     def _stream(self, request: inference_pb2.GenerateRequest, timeout: float | None) -> Generator[Event, None, None]:
         answer, patience = AnswerSoFar(request), Patience(self._retry, timeout)
         call = None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import sys
 from collections.abc import Callable
 
 import click
@@ -30,21 +31,28 @@ _ANSWER_WITHIN_S = 10.0
     metavar="SECONDS",
     help="How long --watch waits in between.",
 )
-def status(address: str, as_json: bool, watch: bool, interval: float) -> None:
-    """Say what the scheduler is doing. Fails when none answers."""
+@click.option("--check", is_flag=True, help="Fail also while it isn't serving.")
+def status(address: str, as_json: bool, watch: bool, interval: float, check: bool) -> None:
+    """Say what the scheduler is doing, and why it isn't ready when it isn't. Fails when none answers."""
+    if check and watch:
+        raise click.UsageError("--check looks once, --watch again and again")
     show = _as_json if as_json else functools.partial(in_words, address=address)
     with errors_in_one_line(address), contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_watch(address, show, interval if watch else None))
+        state = asyncio.run(_watch(address, show, interval if watch else None))
+        if check and state != pb.SCHEDULER_STATE_SERVING:
+            sys.exit(1)
 
 
-async def _watch(address: str, show: Callable[[pb.GetStatusResponse], str], interval_s: float | None) -> None:
-    """Print a snapshot, and another one every `interval_s` seconds if that is given."""
+async def _watch(
+    address: str, show: Callable[[pb.GetStatusResponse], str], interval_s: float | None
+) -> pb.SchedulerState.ValueType:
+    """Print a snapshot and return its state, or go on every `interval_s` seconds if that is given."""
     async with AsyncClient(address) as client:
         while True:
             snapshot = await client.get_status(timeout=_ANSWER_WITHIN_S)
             if interval_s is None:
                 click.echo(show(snapshot))
-                return
+                return snapshot.state
             click.clear()  # does nothing when the output is no terminal
             click.echo(show(snapshot))
             await asyncio.sleep(interval_s)
