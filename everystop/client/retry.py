@@ -18,8 +18,8 @@ _FIRST_BACKOFF_S = 0.1
 class Retry:
     """How far a client goes to bring an answer to its end.
 
-    It tries again when a stream breaks or nobody answers (UNAVAILABLE), and when the queue is full (RESOURCE_EXHAUSTED
-    with RetryInfo). Everything else is for the caller to decide.
+    It tries again when a stream breaks or nobody answers (UNAVAILABLE, or CANCELLED by the other side), and when the
+    queue is full (RESOURCE_EXHAUSTED with RetryInfo). Everything else is for the caller to decide.
     """
 
     max_elapsed_s: float = 60.0
@@ -84,7 +84,9 @@ class Patience:
 
     def _passes(self, error: ServiceError) -> bool:
         """Whether the same request may well succeed later, and does no harm until then."""
-        if error.code is grpc.StatusCode.UNAVAILABLE:
+        # A server that dies under a call may cancel it. When it was this client that was closed, the pause says so.
+        is_cancelled = error.code is grpc.StatusCode.CANCELLED and error.reason is Reason.TRANSPORT
+        if error.code is grpc.StatusCode.UNAVAILABLE or is_cancelled:
             self._has_broken = True
             return True
         if error.reason is Reason.REQUEST_ID_IN_USE:

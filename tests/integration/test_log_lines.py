@@ -12,8 +12,11 @@ from structlog.testing import capture_logs
 
 import executor_svc.server
 import scheduler_svc.server
+from everystop import channel
 from everystop.client import AsyncClient, Client, Delta
 from everystop.errors import ServiceError
+from everystop.scheduler.v1 import inference_pb2 as pb
+from everystop.scheduler.v1 import inference_pb2_grpc
 from everystop.settings import ExecutorConfig, SchedulerConfig
 from everystop.testing import serve_mock
 from executor_svc.mock import MockBackend
@@ -69,6 +72,16 @@ def test_a_request_leaves_one_line(lines: list[dict[str, Any]]) -> None:
     }
     assert 0 <= line["queued_ms"] <= line["first_token_ms"] <= line["total_ms"]
     assert line["total_ms"] == pytest.approx(answer.timings.total_ms, abs=50)
+
+
+def test_a_resumed_request_says_what_it_came_with(lines: list[dict[str, Any]]) -> None:
+    request = pb.GenerateRequest(text="hello", resume=pb.Resume(token_ids=b"abc"))
+    request.sampling.seed = 0
+    request.stop.max_tokens = 7
+    with serve_mock() as service, channel.sync_channel(service.address) as grpc_channel:
+        list(inference_pb2_grpc.InferenceServiceStub(grpc_channel).Generate(request))
+    line = only(lines, "request_finished")
+    assert (line["num_resumed_tokens"], line["num_output_tokens"]) == (3, 7)
 
 
 def test_a_request_that_was_refused_leaves_one_line(lines: list[dict[str, Any]]) -> None:
