@@ -92,6 +92,31 @@ def test_a_hanging_step_does_not_hold_up_the_end(tmp_path: Path) -> None:
         assert "step_abandoned" in process.stderr.read()
 
 
+def test_a_step_over_the_limit_ends_the_process_and_leaves_a_line(tmp_path: Path) -> None:
+    with executor_process(tmp_path, "--mock-fail=hang@1", "--step-timeout-s=0.3") as (process, address):
+        with channel.sync_channel(address) as grpc_channel:
+            stream = Stream(grpc_channel)
+            stream.send_first_plan()
+            assert stream.lost() is grpc.StatusCode.UNAVAILABLE
+        assert process.wait(timeout=20) == 1
+        assert process.stderr is not None
+        errors = process.stderr.read()
+    (line,) = [json.loads(line) for line in errors.splitlines() if "step_hung" in line]
+    assert (line["step_id"], line["limit_s"], line["request_ids"]) == (1, 0.3, ["request"])
+    assert "in execute" in errors  # where it hung
+
+
+def test_a_step_within_the_limit_is_left_alone(tmp_path: Path) -> None:
+    with executor_process(tmp_path, "--mock-fail=slow@1:1000", "--step-timeout-s=10") as (process, address):
+        with channel.sync_channel(address) as grpc_channel:
+            stream = Stream(grpc_channel)
+            stream.send_first_plan()
+            assert stream.result().step_id == 1
+            process.send_signal(signal.SIGTERM)
+            assert stream.lost() is grpc.StatusCode.UNAVAILABLE
+        assert process.wait(timeout=20) == 0
+
+
 def test_dying_on_demand_is_like_being_killed(tmp_path: Path) -> None:
     with executor_process(tmp_path, "--mock-fail=die@1") as (process, address):
         with channel.sync_channel(address) as grpc_channel:
