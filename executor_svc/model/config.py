@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,16 +70,13 @@ _FAMILIES = {
 def load_config(folder: Path) -> ModelConfig:
     """Read config.json and generation_config.json of `folder`. ServiceError names what is not supported."""
     # Imported here: transformers takes seconds, and the errors of other modules should not wait for it.
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import AutoConfig
 
     try:
         hf_config = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise invalid("model", f"config.json of {folder} can't be read: {error}") from error
-    generation_config = None
-    if (folder / "generation_config.json").is_file():
-        generation_config = GenerationConfig.from_pretrained(folder)
-    return from_hf_config(hf_config, _eos_token_ids(hf_config, generation_config))
+    return from_hf_config(hf_config, _eos_token_ids(hf_config, folder / "generation_config.json"))
 
 
 def from_hf_config(hf_config: Any, eos_token_ids: tuple[int, ...]) -> ModelConfig:
@@ -127,10 +125,10 @@ def _windows(hf_config: Any) -> tuple[int | None, ...]:
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
 
 
-def _eos_token_ids(hf_config: Any, generation_config: Any) -> tuple[int, ...]:
-    # The generation config is what the model's authors keep up to date: instruct models end turns with ids it adds.
-    for source in (generation_config, hf_config):
-        eos_token_id = getattr(source, "eos_token_id", None)
+def _eos_token_ids(hf_config: Any, generation_config: Path) -> tuple[int, ...]:
+    # The generation config is what a model's authors keep up to date: instruct models end turns with ids it adds.
+    generation = json.loads(generation_config.read_text()) if generation_config.is_file() else {}
+    for eos_token_id in (generation.get("eos_token_id"), hf_config.eos_token_id):
         if eos_token_id is not None:
             return tuple(sorted({eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id)))
     return ()
