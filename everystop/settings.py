@@ -93,7 +93,7 @@ class ExecutorConfig(ServiceConfig):
     dtype: str = option(
         "auto",
         choices=("auto", "float32", "bfloat16"),
-        help="Data type of weights and KV cache; auto: the model's own.",
+        help="Data type of weights and KV cache; auto: bfloat16 if the CPU has instructions for it, else float32.",
     )
     block_size: int = option(16, min=1, max=1024, help="Tokens per KV block.")
     kv_cache_gib: float = option(1.0, min=0.001, max=65_536.0, help="Memory for the KV cache in GiB.")

@@ -3,6 +3,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from executor_svc.model.threads import configure_environment
+
+# Before anything imports torch: as in an executor, tests share their cores with other processes.
+configure_environment(threads=0)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def default_settings() -> Iterator[None]:

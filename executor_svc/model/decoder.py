@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from everystop_kernels.ops import AttentionShape, Ops, PagedAttention
 from torch import Tensor
 from torch.nn import functional
 
+from everystop_kernels.ops import AttentionShape, Ops, PagedAttention
 from executor_svc.model.batch import ModelInputs
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.weights import DecoderWeights, LayerWeights, Projection

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import structlog
 import torch
-from everystop_kernels.ops import load_ops
 from torch import Tensor
 
 from everystop.plan import ModelInfo, SequenceLogprobs
 from everystop.settings import ExecutorConfig
+from everystop_kernels.ops import load_ops
 from executor_svc.backend import Backend, BackendInfo, ScheduledSequence, StepBatch, StepOutput
 from executor_svc.model.batch import build_inputs, select_rows
 from executor_svc.model.config import load_config

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from everystop_kernels.ops import load_ops
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from everystop.plan import SamplingParams
 from everystop.settings import ExecutorConfig
+from everystop_kernels.ops import load_ops
 from executor_svc.backend import ScheduledSequence, Seat
 from executor_svc.model.batch import build_inputs
 from executor_svc.model.config import load_config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from everystop_kernels import reference
 from everystop_kernels.ops import Ops, load_ops
 

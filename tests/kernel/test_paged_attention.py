@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+
 from everystop_kernels import reference
 from everystop_kernels.ops import AttentionShape, Ops, RaggedBatch, load_ops
 
