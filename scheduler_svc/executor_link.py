@@ -87,6 +87,8 @@ async def connect(
                 response = await call.read()
         except grpc.RpcError as error:
             raise LinkLostError(from_rpc_error(error)) from error
+        except asyncio.InvalidStateError as error:
+            raise LinkLostError(_unavailable("the call ended before the handshake")) from error
         except TimeoutError as error:
             raise LinkLostError(_unavailable(f"no handshake within {timeout_s:g} s")) from error
         if not isinstance(response, pb.ExecuteStepsResponse) or response.WhichOneof("message") != "executor":

@@ -147,10 +147,10 @@ class Call:
         self.num_unread += 1
         self._arrived.put_nowait(message)
 
-    def break_off(self, error: grpc.RpcError | None, *, write_error: Exception | None = None) -> None:
+    def break_off(self, error: grpc.RpcError | None) -> None:
         """End the call; None is an end without an error. Results that have arrived can still be read."""
         self._arrived.put_nowait(error)
-        self.break_writes(write_error or error or asyncio.InvalidStateError("the RPC has finished"))
+        self.break_writes(asyncio.InvalidStateError("the RPC has finished"))
 
     def break_writes(self, error: Exception) -> None:
         """The way to the executor is gone; what it sent may still arrive."""
