@@ -174,18 +174,6 @@ def test_a_second_signal_kills(serve: Serve) -> None:
     assert_all_gone(children)
 
 
-@pytest.mark.parametrize("name", ["executor_svc", "scheduler_svc"])
-def test_a_dead_service_ends_it_with_the_reason(serve: Serve, name: str) -> None:
-    served = serve()
-    served.wait_ready()
-    children = served.children()
-    children[name].kill()
-    status, errors = served.finish()
-    assert status == 1
-    assert f"the {name.removesuffix('_svc')} was killed by SIGKILL" in errors
-    assert_all_gone(children)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent is gone")
 def test_no_service_outlives_it(serve: Serve) -> None:
     served = serve()
