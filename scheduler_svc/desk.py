@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import grpc
+import structlog
 
 from everystop.errors import Reason, ServiceError
 from everystop.settings import SchedulerConfig
@@ -17,6 +18,8 @@ from scheduler_svc.stream import RequestStream
 from scheduler_svc.validation import Generation, ServedModel
 
 _RETRY_AFTER_S = 1.0
+
+log = structlog.get_logger()
 
 
 class RequestDesk:
@@ -158,7 +161,12 @@ class RequestDesk:
         self.end(stream, _time_limit(f"took {self._config.max_request_s:g} s, the longest that a request may"))
 
     def _digest(self, stream: RequestStream) -> None:
-        stream.digest(lambda: self._finish_in_core(stream))
+        try:
+            stream.digest(lambda: self._finish_in_core(stream))
+        except Exception:  # a bug ends this one request, not the delivery to all others
+            log.exception("digest_failed", request_id=stream.request.request_id)
+            message = "a bug in the scheduler ended the request; its log says more"
+            self.end(stream, ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, message))
         if stream.ending is not None:
             self._forget(stream)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -112,14 +112,12 @@ class RequestStream:
         When a stop string ends the answer, `finish_in_core` takes the request out of the core.
         """
         outputs, self._undigested = self._undigested, []
-        for output in outputs:
+        for position, output in enumerate(outputs):
             if self.ending is not None:
                 break
             matched_stop = self._digest_output(output)
             if matched_stop is not None:
-                stats = output.finish.stats if output.finish is not None else finish_in_core()
-                assert stats is not None, "a request that is still fed is known to the core"
-                self._finish_at(matched_stop, stats)
+                self._finish_at(matched_stop, self._stats_at_stop(outputs[position:], finish_in_core))
             elif output.finish is not None:
                 self._finish_as_core_did(output.finish)
         self._changed.set()
@@ -163,6 +161,15 @@ class RequestStream:
         text = self._answer.push(output.token_ids, ends_with_stop_token=ends_with_stop_token)
         delta.texts.append(text.text)
         return text.matched_stop
+
+    def _stats_at_stop(
+        self, outputs: Sequence[Output], finish_in_core: Callable[[], RequestStats | None]
+    ) -> RequestStats:
+        """Of a request that a stop string ends at the first of `outputs`; the core may have ended it at a later one."""
+        for output in outputs:
+            if output.finish is not None:
+                return output.finish.stats
+        return finish_in_core() or RequestStats(arrival_time=self.token_clock.arrival_time)
 
     def _open_delta(self) -> _PendingDelta:
         if not self._pending or self._pending[-1].is_full():

@@ -96,6 +96,28 @@ async def test_a_stop_string_at_the_last_token_is_the_reason_though_the_core_had
     assert (await drain(stream))[-1].finished.stop_string == "p"
 
 
+@pytest.mark.parametrize("reason", [FinishReason.EOS, FinishReason.LENGTH, FinishReason.FAILED])
+async def test_a_stop_string_counts_though_a_later_output_that_waits_too_ended_the_request_in_the_core(reason):
+    stream = make_stream(stop_strings=["stop"])
+    stream.feed(output("stop"))
+    stream.feed(output("" if reason is FinishReason.FAILED else "x", Finish(reason, STATS, message="broken")))
+    stream.digest(lambda: None)  # the core knows it no more
+    *deltas, last = await drain(stream)
+    assert "".join(event.delta.text for event in deltas) == ""
+    assert bytes(deltas[0].delta.token_ids) == b"stop"
+    assert (last.finished.stop_string, last.finished.usage.num_output_tokens) == ("stop", 4)
+    assert last.finished.timings.queued_ms == 500
+
+
+async def test_a_stop_string_counts_though_the_core_has_forgotten_the_request():
+    stream = make_stream(stop_strings=["stop"])
+    stream.feed(output("stop"))
+    stream.digest(lambda: None)
+    *_, last = await drain(stream)
+    assert last.finished.stop_string == "stop"
+    assert last.finished.timings.total_ms == 0  # all it knows is when it arrived
+
+
 async def test_a_failure_ends_the_stream_with_a_typed_error_after_what_came_before():
     stream = make_stream()
     stream.feed(output("a"))
