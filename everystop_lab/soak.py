@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from everystop import log
 from everystop.channel import client_channel
 from everystop.client import AsyncClient, Delta, Finished
 from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc
@@ -68,6 +69,7 @@ def soak(
 
     Exits with 1 when a block, request, stream or file descriptor is left, or the memory has grown.
     """
+    log.configure("auto", "error")
     load = Load(random.Random(seed), num_streams, cancel_share)
     figures = asyncio.run(_soak(load, num_requests, round(warm_up_share * num_requests)))
     report(figures, as_json=as_json)
@@ -82,10 +84,10 @@ def is_clean(figures: Mapping[str, float], max_growth: float) -> bool:
 
 
 async def _soak(load: Load, num_requests: int, num_warm_up: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="everystop-soak-") as folder, tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryDirectory(prefix="everystop-soak-") as folder, tempfile.TemporaryFile() as output:
         flags = ["--log-level=warning"]
         executor_flags = [*flags, "--backend=mock", "--mock-step-ms=0", "--mock-eos-rate=0.01"]
-        async with own_services(executor_flags, flags, folder=Path(folder), log=log) as services:
+        async with own_services(executor_flags, flags, folder=Path(folder), log=output) as services:
             async with AsyncClient(services.address) as client:
                 await settled(client, _PATIENCE_S)
                 await load.send(client, num_warm_up)

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import grpc
 
+from everystop import log
 from everystop.client import AsyncClient
 from everystop.errors import ServiceError
 from everystop_lab.bench.common import report
@@ -51,6 +52,7 @@ class _Pass:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def overload(max_num_seqs: int, max_waiting: int, times: int, seconds: float, step_ms: float, *, as_json: bool) -> None:
     """As many streams as fit into seats and queue, then ten times as many; the queue limit refuses the rest."""
+    log.configure("auto", "error")
     figures = asyncio.run(_measure(max_num_seqs, max_waiting, times, seconds, step_ms))
     report(figures, as_json=as_json)
 
@@ -61,9 +63,9 @@ async def _measure(
     executor_flags = ["--log-level=error", "--backend=mock", f"--mock-step-ms={step_ms}"]
     scheduler_flags = ["--log-level=error", f"--max-num-seqs={max_num_seqs}", f"--max-waiting={max_waiting}"]
     num_streams = max_num_seqs + max_waiting
-    with tempfile.TemporaryDirectory(prefix="everystop-overload-") as folder, tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryDirectory(prefix="everystop-overload-") as folder, tempfile.TemporaryFile() as output:
         async with (
-            own_services(executor_flags, scheduler_flags, folder=Path(folder), log=log) as services,
+            own_services(executor_flags, scheduler_flags, folder=Path(folder), log=output) as services,
             AsyncClient(services.address, retry=None) as client,
         ):
             await settled(client, _PATIENCE_S)

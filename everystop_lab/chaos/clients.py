@@ -13,10 +13,10 @@ import grpc
 
 from everystop.client import AsyncClient, Retry
 from everystop.errors import ServiceError
+from everystop_lab.chaos.flow import Flow
 from everystop_lab.chaos.items import Item
 from everystop_lab.chaos.observation import Observation
 from everystop_lab.chaos.proxy import proxy_to
-from everystop_lab.chaos.pulse import Pulse
 
 _MAX_SLOW_PAUSE_S = 0.1
 _MAX_EVENTS_BEFORE_CUT = 20
@@ -58,7 +58,7 @@ class Surroundings:
     client: AsyncClient
     address: str
     retry: Retry
-    pulse: Pulse
+    flow: Flow
 
 
 Behaviour = Callable[[Attempt, Surroundings, random.Random], Awaitable[Outcome]]
@@ -67,7 +67,8 @@ Behaviour = Callable[[Attempt, Surroundings, random.Random], Awaitable[Outcome]]
 async def run(attempt: Attempt, surroundings: Surroundings, rng: random.Random) -> None:
     """Send the request as its client behaves; afterwards `attempt` says how it ended. Raises nothing that gRPC does."""
     try:
-        attempt.outcome = await BEHAVIOURS[attempt.behaviour](attempt, surroundings, rng)
+        with surroundings.flow.running(attempt.seen):
+            attempt.outcome = await BEHAVIOURS[attempt.behaviour](attempt, surroundings, rng)
     except ServiceError as error:
         attempt.outcome, attempt.error = Outcome.LOST, error
 
@@ -156,7 +157,7 @@ async def _read(
     async with aclosing(stream):
         async for event in stream:
             attempt.seen.take(event)
-            surroundings.pulse.beat()
+            surroundings.flow.move()
             if after_event is not None and attempt.seen.num_events - 1 in after_event:
                 after_event[attempt.seen.num_events - 1]()
             if pause_s is not None:

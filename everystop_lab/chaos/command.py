@@ -11,6 +11,7 @@ from typing import IO, Any
 import click
 
 from everystop.errors import ServiceError
+from everystop.log import configure as configure_log
 from everystop_lab.bench.common import report as print_figures
 from everystop_lab.chaos.deployment import Commands, OwnDeployment
 from everystop_lab.chaos.items import Sizes
@@ -111,6 +112,7 @@ def _commands(settings: Settings, target: dict[str, Any]) -> Commands:
 
 
 def _run_own(settings: Settings, log_path: Path | None, target: dict[str, Any]) -> Report:
+    configure_log("auto", "error")  # that services end and come back is no news here
     with tempfile.TemporaryDirectory(prefix="everystop-chaos-") as folder:
         if log_path is not None:
             with log_path.open("wb") as log:

@@ -10,7 +10,7 @@ from everystop.client import Accepted, Delta, Event, Finished
 from everystop_lab.chaos.items import Item
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Observation:
     """The events of one request as they came."""
 

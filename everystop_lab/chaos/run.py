@@ -13,9 +13,9 @@ from everystop.errors import ServiceError
 from everystop_lab.chaos import clients, harm
 from everystop_lab.chaos.clients import Attempt, Surroundings
 from everystop_lab.chaos.deployment import Deployment
+from everystop_lab.chaos.flow import Flow
 from everystop_lab.chaos.harm import Tormentor
 from everystop_lab.chaos.items import Item, Sizes, undisturbed
-from everystop_lab.chaos.pulse import Pulse
 from everystop_lab.chaos.report import Report, make_report
 from everystop_lab.settling import settled
 
@@ -52,9 +52,9 @@ async def run(deployment: Deployment, settings: Settings) -> Report:
         )
         rng = random.Random(f"harm {settings.seed}")
         harm_plan = harm.plan(rng, settings.seconds, num_kills=settings.num_kills, num_stops=num_stops)
-        pulse = Pulse()
-        tormentor = Tormentor(deployment, rng, pulse, settings.patience_s)
-        load = Load(Surroundings(client, deployment.address, retry, pulse), items, settings)
+        flow = Flow()
+        tormentor = Tormentor(deployment, rng, flow, settings.patience_s)
+        load = Load(Surroundings(client, deployment.address, retry, flow), items, settings)
         await asyncio.gather(asyncio.sleep(settings.seconds), tormentor.run(harm_plan))
         await load.finish()
         try:

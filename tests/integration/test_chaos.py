@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,12 @@ def figures(result: Result) -> dict[str, Any]:
 
 @pytest.mark.timeout(180)
 def test_nothing_is_lost() -> None:
-    result = invoke("--minutes=0.4", "--kills=5", "--stops=2", "--items=24", "--seed=11", "--json")
-    assert result.exit_code == 0, result.output
-    found = figures(result)
+    flags = ["--minutes=0.4", "--kills=5", "--stops=2", "--items=24", "--seed=11", "--json"]
+    finished = subprocess.run(
+        [sys.executable, "-m", "everystop", "chaos", *flags], capture_output=True, text=True, check=False, timeout=170
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    found = json.loads(finished.stdout)
     assert (found["lost"], found["wrong_tokens"], found["leaked_blocks"], found["leaked_requests"]) == (0, 0, 0, 0)
     assert found["scheduler_kills"] == 5
     assert found["executor_kills"] >= 5
