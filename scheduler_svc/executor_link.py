@@ -47,9 +47,7 @@ class ExecutorLink:
         message = pb.ExecuteStepsRequest(plan=plan_codec.encode_plan(plan))
         try:
             await self._call.write(message)
-        except grpc.RpcError as error:
-            raise LinkLostError(from_rpc_error(error)) from error
-        except asyncio.InvalidStateError as error:  # the call ended between two writes; its reader learns why
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the call has ended; only its reader learns why
             await self._ended.wait()
             assert self.lost is not None
             raise LinkLostError(self.lost) from error
