@@ -136,15 +136,15 @@ class LoopMachine(RuleBasedStateMachine):
         if not is_slow:
             client.reads.set()
         has_rival = any(not rival.task.done() for rival in rivals)
-        was_served = self.loop.model is not None
+        was_served, room_before = self.loop.model is not None, self.room()
         client.task = self.event_loop.create_task(client.call(self.servicer))
         self.clients.append(client)
         self.turn(1)
         if self.loop.model is None or self.loop.core is None:
             assert client.refusal is Reason.NO_EXECUTOR
-        elif was_served and client.num_tokens > self.loop.core.config.max_num_tokens:
+        elif was_served and client.num_tokens > max(room_before, self.room()):
             assert client.refusal is Reason.INVALID_FIELD
-        elif was_served:
+        elif was_served and client.num_tokens <= min(room_before, self.room()):
             assert client.refusal is None or (client.refusal is Reason.REQUEST_ID_IN_USE and has_rival)
 
     @precondition(lambda self: self.living())
@@ -260,6 +260,10 @@ class LoopMachine(RuleBasedStateMachine):
 
     # -- what must hold
 
+    def room(self) -> int:
+        """The most tokens that a request may have."""
+        return self.loop.core.config.max_num_tokens if self.loop.core is not None else 0
+
     def living(self) -> list[Client]:
         return [client for client in self.clients if not client.task.done()]
 
@@ -304,6 +308,7 @@ class LoopMachine(RuleBasedStateMachine):
             self.call.break_off(unavailable("connection reset"))
         for _ in range(400):
             self.wait(0.1)
+            self.everything_is_in_one_place()
             self.run(num_steps=8, num_turns=5)
             core = self.loop.core
             if not self.living() and core is not None and not core.num_in_flight_steps:
