@@ -2,6 +2,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from executor_svc.model.threads import configure_environment
 
@@ -17,3 +18,12 @@ def default_settings() -> Iterator[None]:
         for name in names:
             patch.delenv(name)
         yield
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """`capture_logs` leaves structlog configured, to stdout, and what configures it only where nobody has would not."""
+    was_configured = structlog.is_configured()
+    yield
+    if not was_configured:
+        structlog.reset_defaults()
