@@ -171,7 +171,8 @@ class Engine:
         try:
             while (order := self._next_order()) is not None:
                 order()
-            self._end_spans()
+            if self._served is not None:
+                self._leave(self._served)
             self._backend.close()
         except Exception:  # noqa: BLE001  # whatever a backend raises, the process must hear of it
             _log.exception("backend_broken", **self._held())
@@ -184,10 +185,6 @@ class Engine:
             except queue.Empty:
                 self._tracer.end_all()
         return self._orders.get()
-
-    def _end_spans(self) -> None:
-        if self._tracer is not None:
-            self._tracer.end_all()
 
     def _held(self) -> dict[str, Any]:
         """For a log line: who is seated, and up to which step."""
@@ -219,7 +216,8 @@ class Engine:
             _log.info("session_closed", epoch=f"{session.executor.epoch:x}", **self._held())
             self._served = self._seats = None
             self._backend.reset()
-            self._end_spans()
+            if self._tracer is not None:
+                self._tracer.end_all()
 
     def _step(self, session: Session, plan: StepPlan) -> None:
         if session is not self._served or session.ended:
