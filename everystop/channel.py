@@ -51,6 +51,13 @@ def bind(target: grpc.aio.Server, listen: str) -> str:
     return f"{listen.rpartition(':')[0]}:{port}"
 
 
+def reachable(address: str) -> str:
+    """Where this machine reaches what listens on the "host:port" `address`."""
+    host, _, port = address.rpartition(":")
+    loopback = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104  # asks, binds nothing
+    return f"{loopback}:{port}"
+
+
 def write_address_file(path: str, address: str) -> None:
     """Write the bound "host:port" in one go: a reader sees all of it or no file. Does nothing when `path` is empty."""
     if not path:

@@ -19,7 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from everystop import log
-from everystop.channel import client_channel, write_address_file
+from everystop.channel import client_channel, reachable, write_address_file
 from everystop.child import ChildExitedError
 from everystop.config import CONFIG_ENVVAR, build, config_option, options, to_flags
 from everystop.options import settings
@@ -142,7 +142,7 @@ class _Services:
         """Start both and wait until they serve. Raises ChildExitedError when one of them ends instead."""
         await self.executor.start()
         await self.executor.until(self.scheduler.start())
-        return await self.until(_wait_until_serving(_reachable(self.scheduler.address)))
+        return await self.until(_wait_until_serving(reachable(self.scheduler.address)))
 
     async def until(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for `work`. Raises ChildExitedError when one of them is given up first."""
@@ -201,18 +201,11 @@ async def _wait_until_healthy(channel: grpc.aio.Channel) -> None:
 
 def _banner(address: str, model: inference_pb2.GetModelResponse) -> str:
     command = "everystop" if shutil.which("everystop") else os.path.relpath(Path(sys.executable).with_name("everystop"))
-    reachable = _reachable(address)
-    option = "" if reachable == _DEFAULT_ADDRESS else f" --address {reachable}"
+    local = reachable(address)
+    option = "" if local == _DEFAULT_ADDRESS else f" --address {local}"
     ready = f"Everystop is ready on {address}: {model.name} ({model.dtype}, up to {model.max_model_len} tokens)."
     attempt = f'{command} generate "The capital of France is" --max-tokens 16{option}'
     return f"\n{click.style(ready, bold=True)}\n\n  Try:   {attempt}\n  Stop:  Ctrl-C\n"
-
-
-def _reachable(address: str) -> str:
-    """Where this machine reaches what listens on `address`."""
-    host, _, port = address.rpartition(":")
-    loopback = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104  # asks, binds nothing
-    return f"{loopback}:{port}"
 
 
 def _child_environment() -> dict[str, str]:

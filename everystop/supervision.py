@@ -19,7 +19,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from everystop.backoff import Backoff
-from everystop.channel import client_channel, wait_for_address
+from everystop.channel import client_channel, reachable, wait_for_address
 from everystop.child import ChildExitedError, how_it_ended, spawn
 
 T = TypeVar("T")
@@ -231,7 +231,7 @@ class SupervisedProcess:
             return
         await asyncio.wait({listening})
         timeout_s = self.service.hung_after_s / _MISSED_CHECKS
-        async with client_channel(self.address) as channel:
+        async with client_channel(reachable(self.address)) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]  # the stubs lack it
             num_missed = 0
             while num_missed < _MISSED_CHECKS:
