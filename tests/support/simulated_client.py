@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -103,6 +104,9 @@ class Client:
         assert detail.Unpack(info)
         self.refusal, self.refusal_message = Reason(info.reason), details
         raise grpc.aio.AbortError
+
+    def add_done_callback(self, callback: Callable[[Client], None]) -> None:
+        self.task.add_done_callback(lambda _task: callback(self))
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
