@@ -30,7 +30,7 @@ class RequestDesk:
         """No new requests: the scheduler drains."""
         self.ledger = Ledger(clock)
         self.empty = asyncio.Event()
-        """Set while no request is in."""
+        """Set while no request is in: each has ended, and its call has returned, so that its client has the answer."""
         self.empty.set()
         self._config = config
         self._on_change = on_change
@@ -38,6 +38,7 @@ class RequestDesk:
         self._model: ServedModel | None = None
         self._core: Scheduler | None = None
         self._streams: dict[str, RequestStream] = {}
+        self._unreturned: set[RequestStream] = set()
         self._timers: dict[RequestStream, list[asyncio.TimerHandle]] = {}
         self._pump = DeliveryPump(self._digest)
 
@@ -45,6 +46,11 @@ class RequestDesk:
     def num_requests(self) -> int:
         """Requests that have not ended."""
         return len(self._streams)
+
+    @property
+    def num_unread(self) -> int:
+        """Requests that have ended while their calls, which have something left to write, have not."""
+        return len(self._unreturned) - len(self._streams)
 
     @property
     def request_ids(self) -> list[str]:
@@ -83,6 +89,7 @@ class RequestDesk:
         stream = RequestStream(request, generation.answer, self._model.tokenizer.token_bytes, self._clock)
         stream.trace = trace
         self._streams[request.request_id] = stream
+        self._unreturned.add(stream)
         self._start_timers(stream)
         self.ledger.submitted()
         self.empty.clear()
@@ -107,6 +114,12 @@ class RequestDesk:
     def release(self, stream: RequestStream) -> None:
         """Its call is over: whatever of it still runs is cancelled, and its seat and blocks are free at once."""
         self.end(stream, ServiceError(grpc.StatusCode.CANCELLED, Reason.CANCELLED, "the call was cancelled"))
+
+    def returned(self, stream: RequestStream) -> None:
+        """Its call has returned, and its status is sent."""
+        self._unreturned.discard(stream)
+        if not self._unreturned:
+            self.empty.set()
 
     def end(self, stream: RequestStream, error: ServiceError) -> None:
         """End a request with an error, unless it has ended."""
@@ -183,8 +196,6 @@ class RequestDesk:
         del self._streams[stream.request.request_id]
         for timer in self._timers.pop(stream, ()):
             timer.cancel()
-        if not self._streams:
-            self.empty.set()
         assert stream.ending is not None
         self.ledger.ended(stream, stream.ending)
 

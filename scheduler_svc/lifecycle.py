@@ -63,7 +63,7 @@ class Lifecycle:
             self._becoming_unready = loop.call_later(self._config.unready_after_s, self._publish)
 
     def drain(self, grace_s: float | None = None) -> int:
-        """Refuse new requests and set `drained` once all that are in have ended, or their grace period has.
+        """Refuse new requests and set `drained` once the clients have all answers, or the grace period is over.
 
         Returns how many are in. A second drain can only shorten the first.
         """
@@ -79,7 +79,7 @@ class Lifecycle:
             async with asyncio.timeout(grace_s):
                 await self._desk.empty.wait()
         except TimeoutError:
-            log.warning("drain_cut_short", num_requests=self._desk.num_requests)
+            log.warning("drain_cut_short", num_requests=self._desk.num_requests, num_unread=self._desk.num_unread)
             message = f"the scheduler is draining, and the grace period of {grace_s:g} s is over"
             self._desk.end_all(ServiceError(grpc.StatusCode.UNAVAILABLE, Reason.DRAINING, message))
         self.drained.set()

@@ -22,6 +22,9 @@ from scheduler_svc.servicer import AdminServicer, InferenceServicer
 
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
+_OTHER_CALLS_GRACE_S = 0.5
+"""For calls other than `Generate`, once those are over; who watches the health never ends by itself."""
+
 log = structlog.get_logger()
 
 
@@ -37,12 +40,15 @@ class RunningScheduler:
     observers: Observers
     _server: grpc.aio.Server
 
-    async def stop(self, grace_s: float = 0.5) -> None:
-        """End what still runs with UNAVAILABLE, give the calls `grace_s` seconds to hear of it, and stop."""
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """End what still runs with UNAVAILABLE, give its clients up to `grace_s` seconds to read that, and stop."""
         desk = self.loop.desk
         desk.is_closing = True
         desk.end_all(ServiceError(grpc.StatusCode.UNAVAILABLE, Reason.DRAINING, "the scheduler is shutting down"))
-        await self._server.stop(grace_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await desk.empty.wait()
+        await self._server.stop(_OTHER_CALLS_GRACE_S)
         self.failed.cancel()
         with suppress(asyncio.CancelledError):
             await self.failed

@@ -38,16 +38,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Stream one answer."""
         async with _typed_errors(context):
-            stream = await self._submit(request, context)
+            desk, stream = self._loop.desk, await self._submit(request, context)
+            # NOTE: the stubs want a subclass of theirs
+            context.add_done_callback(lambda _context: desk.returned(stream))  # type: ignore[arg-type]
             try:
                 await self._write(context, pb.GenerateResponse(accepted=_accepted(stream)))
                 async for event in stream.events():
                     await self._write(context, event)
             except ServiceError as error:
-                self._loop.desk.end(stream, error)
+                desk.end(stream, error)
                 raise
             finally:
-                self._loop.desk.release(stream)
+                desk.release(stream)
 
     async def _submit(self, request: pb.GenerateRequest, context: Context) -> RequestStream:
         """Check and queue a request. Raises ServiceError, which is then on record."""
