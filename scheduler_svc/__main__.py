@@ -31,11 +31,15 @@ async def _run(config: SchedulerConfig) -> None:
     running = await server.start(config)
     stopped = asyncio.Event()
 
+    was_signalled = False
+
     def on_sigterm() -> None:
-        """Drain; when asked again, stop."""
-        if running.loop.desk.is_closing:
+        """Drain; at the second signal, stop."""
+        nonlocal was_signalled
+        if was_signalled:  # not: it drains. A Drain and the signal that a container runtime sends next ask for the same
             stopped.set()
         else:
+            was_signalled = True
             running.lifecycle.drain()
 
     event_loop = asyncio.get_running_loop()
