@@ -1,12 +1,25 @@
-"""Log lines: one event with fields each, to stderr, as JSON or for a reader at a terminal."""
+"""Log lines: one event with fields each, to stderr, as JSON or for a reader at a terminal.
+
+Whoever logs never waits and never fails: a line that stderr does not take is dropped, and `log_lines_dropped` says how
+many there were as soon as it takes one again.
+"""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 from structlog.typing import Processor
+
+from everystop.log_writer import LogWriter
+
+_FLUSH_TIMEOUT_S = 1.0
+"""How long the end of a process waits for its last lines to be written."""
+
+_writers: list[LogWriter] = []
 
 
 def configure(format: str, level: str) -> None:  # noqa: A002  # the setting's name
@@ -17,8 +30,11 @@ def configure(format: str, level: str) -> None:  # noqa: A002  # the setting's n
         level: the least severe level to log, such as "info". Libraries (grpc, asyncio) speak from "warning" on.
 
     """
+    writer = LogWriter(sys.stderr, _log_dropped)
+    _writers[:] = [writer]
+    file = cast("TextIO", writer)  # as far as logging cares
     severity = logging.getLevelNamesMapping()[level.upper()]
-    console = format == "console" or (format == "auto" and sys.stderr.isatty())
+    console = format == "console" or (format == "auto" and _is_terminal())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -28,10 +44,10 @@ def configure(format: str, level: str) -> None:  # noqa: A002  # the setting's n
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(severity),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(file)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
@@ -42,6 +58,21 @@ def configure(format: str, level: str) -> None:  # noqa: A002  # the setting's n
     logging.captureWarnings(True)
 
 
+@atexit.register
+def flush() -> None:
+    """Wait until the lines logged so far are written, at most a second. The end of a process does so by itself."""
+    for writer in _writers:
+        writer.wait_written(_FLUSH_TIMEOUT_S)
+
+
+def _log_dropped(num_lines: int) -> None:
+    structlog.get_logger().warning("log_lines_dropped", num_lines=num_lines)
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def _json() -> list[Processor]:
     # Without the values of variables: prompts are nobody's business but the client's.
     tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
@@ -50,4 +81,4 @@ def _json() -> list[Processor]:
 
 def _console() -> list[Processor]:
     plain = structlog.dev.plain_traceback  # without the values of variables, too
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    return [structlog.dev.ConsoleRenderer(colors=_is_terminal(), exception_formatter=plain)]

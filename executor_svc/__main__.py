@@ -18,6 +18,9 @@ from everystop.settings import ExecutorConfig
 from executor_svc import server
 from executor_svc.backend import Backend
 
+_DUMP_TIMEOUT_S = 2.0
+"""How long writing the stacks of a process that hangs may take."""
+
 
 @config_command("executor", ExecutorConfig, help="Run the executor alone; it waits for a scheduler.")
 def executor(config: ExecutorConfig) -> None:
@@ -70,6 +73,8 @@ async def _run(config: ExecutorConfig, backend: Backend) -> bool:
 
 def _end_hung() -> NoReturn:
     """End the process at once: the thread that hangs can hold up everything that an orderly end would do."""
+    log.flush()
+    signal.setitimer(signal.ITIMER_REAL, _DUMP_TIMEOUT_S)  # SIGALRM ends it when nobody reads the stacks
     faulthandler.dump_traceback()  # of all threads: where it hangs
     os._exit(1)
 

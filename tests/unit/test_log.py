@@ -19,6 +19,7 @@ def restored_logging() -> Iterator[None]:
 
 
 def read_lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    log.flush()
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
@@ -75,6 +76,7 @@ def test_auto_is_json_unless_stderr_is_a_terminal(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     log.configure("auto", "info")
     structlog.get_logger().info("seen", request_id="a")
+    log.flush()
     text = capsys.readouterr().err
     assert "seen" in text
     assert not text.startswith("{")
