@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from everystop.channel import sync_channel
+from everystop.client import Client
 from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 Serve = Callable[..., "Served"]
@@ -156,6 +157,18 @@ def test_sigterm_lets_requests_finish(serve: Serve, number: signal.Signals, is_f
                 list(events)
             assert broken.value.code() is grpc.StatusCode.UNAVAILABLE
     assert served.finish()[0] == 0
+
+
+def test_a_drain_without_requests_ends_it_at_once(serve: Serve) -> None:
+    served = serve("--drain-grace-s", "1000")
+    address = address_in(served.wait_ready())
+    command = [sys.executable, "-m", "everystop", "status", "--check", "--address", address]
+    assert subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
+    children = served.children()
+    with Client(address) as client:
+        assert client.drain(timeout=10) == 0
+    assert served.finish()[0] == 0
+    assert_all_gone(children)
 
 
 def test_a_second_signal_kills(serve: Serve) -> None:
