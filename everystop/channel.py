@@ -12,6 +12,8 @@ from pathlib import Path
 
 import grpc
 
+from everystop.undecodable import UndecodableInterceptor
+
 Options = tuple[tuple[str, int], ...]
 
 PING_INTERVAL_MS = 10_000
@@ -34,7 +36,8 @@ def sync_channel(address: str) -> grpc.Channel:
 
 def server(*, max_request_bytes: int = MAX_REQUEST_BYTES) -> grpc.aio.Server:
     """A server without services; larger requests are refused with RESOURCE_EXHAUSTED."""
-    return grpc.aio.server(options=(*server_options(), ("grpc.max_receive_message_length", max_request_bytes)))
+    options = (*server_options(), ("grpc.max_receive_message_length", max_request_bytes))
+    return grpc.aio.server(interceptors=[UndecodableInterceptor()], options=options)
 
 
 def bind(target: grpc.aio.Server, listen: str) -> str:

@@ -7,14 +7,18 @@ detail that names it, and a refusal that a later try may not meet adds a `RetryI
 from __future__ import annotations
 
 import enum
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 DOMAIN = "everystop"
+
+_Detail: TypeAlias = error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo
 
 _MAX_MESSAGE_BYTES = 1024
 """A status travels in HTTP/2 headers, three times over and encoded; from 8 KiB on peers begin to drop them."""
@@ -24,6 +28,8 @@ class Reason(enum.StrEnum):
     """Why a call was refused or ended; the value of `ErrorInfo.reason`."""
 
     INVALID_FIELD = "INVALID_FIELD"
+    UNDECODABLE = "UNDECODABLE"
+    """Bytes that are no message of this method."""
     REQUEST_TOO_LARGE = "REQUEST_TOO_LARGE"
     """Prompt and answer can never fit into the model's length or the block pool."""
     REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
@@ -81,9 +87,7 @@ class ServiceError(Exception):
         message = self.message.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
         details: list[any_pb2.Any] = []
 
-        def add(
-            detail: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo,
-        ) -> None:
+        def add(detail: _Detail) -> None:
             packed = any_pb2.Any()
             packed.Pack(detail)
             details.append(packed)
@@ -113,20 +117,31 @@ def invalid(field: str, message: str) -> ServiceError:
 def from_rpc_error(error: grpc.RpcError) -> ServiceError:
     """What a client raises: the typed form of a failed call. Also takes errors without details."""
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # the aio error has the same surface
     reason, field, retry_after_s, metadata = Reason.TRANSPORT, None, None, {}
-    for detail in status.details if status is not None else ():
-        info, bad_request, retry = (
-            error_details_pb2.ErrorInfo(),
-            error_details_pb2.BadRequest(),
-            error_details_pb2.RetryInfo(),
-        )
-        if detail.Unpack(info) and info.reason in Reason.__members__:
-            reason, metadata = Reason(info.reason), dict(info.metadata)
-        elif detail.Unpack(bad_request) and bad_request.field_violations:
-            field = bad_request.field_violations[0].field
-        elif detail.Unpack(retry):
-            retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+    for detail in _details(error):
+        if isinstance(detail, error_details_pb2.ErrorInfo):
+            if detail.reason in Reason.__members__:
+                reason, metadata = Reason(detail.reason), dict(detail.metadata)
+        elif isinstance(detail, error_details_pb2.BadRequest):
+            field = detail.field_violations[0].field if detail.field_violations else None
+        else:
+            retry_after_s = max(0, detail.retry_delay.ToMilliseconds()) / 1000
     return ServiceError(
         error.code(), reason, error.details() or "", field=field, retry_after_s=retry_after_s, metadata=metadata
     )
+
+
+def _details(error: grpc.Call | grpc.aio.AioRpcError) -> list[_Detail]:
+    """The details of known kinds. The peer, or a proxy, may have sent anything: what can't be read is none."""
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # the aio error has the same surface
+    except (ValueError, DecodeError):  # it contradicts the call's own status, or is no status at all
+        return []
+    details: list[_Detail] = []
+    for packed in status.details if status is not None else ():
+        for kind in (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo):
+            detail = kind()
+            with suppress(DecodeError):
+                if packed.Unpack(detail):
+                    details.append(detail)
+    return details

@@ -8,12 +8,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from everystop import plan_codec
 from everystop.errors import Reason, ServiceError
 from everystop.executor.v1 import executor_pb2 as pb
 from everystop.executor.v1 import executor_pb2_grpc as pb_grpc
 from everystop.plan import PROTOCOL_VERSION, Hello
+from everystop.undecodable import undecodable
 from executor_svc.backend import Backend
 from executor_svc.engine import Engine, Session
 
@@ -66,7 +68,10 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
 
 
 async def _read_hello(requests: _Requests) -> Hello:
-    message = await anext(requests, pb.ExecuteStepsRequest())
+    try:
+        message = await anext(requests, pb.ExecuteStepsRequest())
+    except DecodeError as error:
+        raise undecodable(error) from error
     if message.WhichOneof("message") != "hello":
         raise _out_of_turn("hello", "the first message must be a hello")
     hello = plan_codec.decode_hello(message.hello)
@@ -90,6 +95,8 @@ async def _receive(session: Session, requests: _Requests) -> None:
         session.end(None)
     except ServiceError as error:
         session.end(error)
+    except DecodeError as error:
+        session.end(undecodable(error))
 
 
 def _out_of_turn(field: str, message: str) -> ServiceError:
