@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import grpc
+import structlog
 
 from everystop import plan_codec
 from everystop.errors import Reason, ServiceError, from_rpc_error
@@ -15,6 +16,8 @@ from everystop.executor.v1 import executor_pb2 as pb
 from everystop.executor.v1 import executor_pb2_grpc as pb_grpc
 from everystop.plan import PROTOCOL_VERSION, ExecutorInfo, Hello, StepPlan, StepResult
 from everystop.settings import MAX_BLOCKS, MAX_TOKENS
+
+log = structlog.get_logger()
 
 
 class LinkLostError(Exception):
@@ -65,6 +68,9 @@ class ExecutorLink:
             self.lost = from_rpc_error(error)
         except ServiceError as error:
             self.lost = error
+        except Exception as error:  # whatever the executor sent ends this connection, never the scheduler
+            log.exception("result_not_readable")
+            self.lost = _garbage(f"{type(error).__name__}: {error}")
         finally:
             self.lost = self.lost or _unavailable("the executor closed the stream")
             self._ended.set()
@@ -102,8 +108,8 @@ async def connect(
             yield link
         finally:
             receiver.cancel()
-            with suppress(asyncio.CancelledError):
-                await receiver
+            # Not `await receiver`: its cancellation could not be told from that of whoever waits here.
+            await asyncio.wait({receiver})
     finally:
         call.cancel()
 
@@ -114,6 +120,8 @@ async def fetch_tokenizer(channel: grpc.aio.Channel, *, timeout_s: float) -> dic
     files: dict[str, bytearray] = {}
     try:
         async for piece in stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=timeout_s):
+            if not isinstance(piece, pb.GetTokenizerResponse):  # what gRPC makes of bytes that are none
+                raise LinkLostError(_garbage("expected a piece of a tokenizer file"))
             files.setdefault(piece.file_name, bytearray()).extend(piece.content)
     except grpc.RpcError as error:
         raise LinkLostError(from_rpc_error(error)) from error

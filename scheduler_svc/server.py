@@ -50,9 +50,10 @@ class RunningScheduler:
                 await desk.empty.wait()
         await self._server.stop(_OTHER_CALLS_GRACE_S)
         self.failed.cancel()
-        with suppress(asyncio.CancelledError):
-            await self.failed
+        await asyncio.wait({self.failed})
         await self.observers.stop()
+        if not self.failed.cancelled():
+            self.failed.result()  # it had died of a bug
 
 
 async def start(config: SchedulerConfig) -> RunningScheduler:

@@ -1,15 +1,17 @@
 """What goes wrong with one stream or one connection ends that one alone; the loop goes on."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 from unittest import mock
 
+import grpc
 import pytest
 from simulated_client import Client, whole_answer
 from simulated_link import EOS_RATE, Executor, Network
 from virtual_time import VirtualLoop, turns
 
-from everystop import channel
+from everystop import channel, plan_codec
 from everystop.errors import Reason
 from everystop.scheduler.v1 import inference_pb2 as pb
 from everystop.settings import SchedulerConfig
@@ -35,6 +37,10 @@ class Scene:
 
     def turn(self, num_turns: int) -> None:
         self.event_loop.run_until_complete(turns(num_turns))
+
+    def pass_time(self, seconds: float) -> None:
+        self.event_loop.run_until_complete(asyncio.sleep(seconds))
+        self.turn(30)
 
     def submit(self, request_id: str, *, stop_strings: tuple[str, ...] = (), max_tokens: int = 8) -> Client:
         request = pb.GenerateRequest(
@@ -111,3 +117,59 @@ def test_a_bug_in_the_delivery_of_one_answer_ends_that_one_with_an_error(
     assert lucky.finished is not None
     assert scene.loop.core is not None
     assert (scene.loop.desk.num_requests, scene.loop.core.requests) == (0, {})
+
+
+GARBAGE = b"\xff\xff\xff"
+
+
+def garbled_status() -> grpc.aio.AioRpcError:
+    trailers = grpc.aio.Metadata(("grpc-status-details-bin", GARBAGE))
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailers, details="gone")
+
+
+def test_an_end_whose_details_are_garbage_is_a_loss_as_any(scene: Scene) -> None:
+    client = scene.submit("a")
+    scene.network.calls[-1].break_off(garbled_status())
+    scene.pass_time(5.0)
+    scene.run()
+    assert not scene.task.done()
+    client.check_prefix()
+    assert client.finished is not None
+
+
+def test_a_result_that_cannot_be_read_is_a_loss(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = scene.submit("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(plan_codec, "decode_result", mock.Mock(side_effect=OverflowError))
+        call = scene.network.calls[-1]
+        call.execute()
+        call.arrive(call.results.popleft())
+        scene.turn(10)
+    assert "OverflowError" in scene.loop.state_reason
+    scene.pass_time(5.0)
+    scene.run()
+    client.check_prefix()
+    assert client.finished is not None
+
+
+def test_pieces_of_a_tokenizer_that_are_none_are_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pieces(_request: Any, timeout: float) -> AsyncIterator[None]:
+        yield None  # as gRPC does with bytes that are no message
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Network, "unary_stream", lambda *_, **__: pieces)
+        scene = Scene()
+    assert not scene.task.done()
+    assert "garbage" in scene.loop.state_reason
+    scene.close()
+
+
+@pytest.mark.parametrize("num_turns", range(8))
+def test_a_loop_that_is_cancelled_ends_though_the_connection_breaks_at_the_same_time(
+    scene: Scene, num_turns: int
+) -> None:
+    scene.network.calls[-1].break_off(garbled_status())
+    scene.turn(num_turns)
+    scene.task.cancel()
+    scene.turn(10)
+    assert scene.task.cancelled()
