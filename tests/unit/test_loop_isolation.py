@@ -13,6 +13,7 @@ from virtual_time import VirtualLoop, turns
 
 from everystop import channel, plan_codec
 from everystop.errors import Reason
+from everystop.executor.v1 import executor_pb2
 from everystop.scheduler.v1 import inference_pb2 as pb
 from everystop.settings import SchedulerConfig
 from scheduler_svc.loop import Loop
@@ -165,10 +166,9 @@ def test_pieces_of_a_tokenizer_that_are_none_are_a_loss(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("num_turns", range(8))
-def test_a_loop_that_is_cancelled_ends_though_the_connection_breaks_at_the_same_time(
-    scene: Scene, num_turns: int
-) -> None:
-    scene.network.calls[-1].break_off(garbled_status())
+def test_a_loop_that_is_cancelled_while_it_leaves_a_connection_ends(scene: Scene, num_turns: int) -> None:
+    nonsense = executor_pb2.ExecuteStepsResponse(result=executor_pb2.StepResult(step_id=77))
+    scene.network.calls[-1].arrive(nonsense.SerializeToString())
     scene.turn(num_turns)
     scene.task.cancel()
     scene.turn(10)
