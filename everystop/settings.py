@@ -56,7 +56,7 @@ class SchedulerConfig(ServiceConfig):
         None, min=0.001, max=1e9, help="Seconds that a request may take in all; no limit when left out."
     )
     max_unread_s: float = option(
-        60.0, min=0.001, max=1e9, help="Seconds after which a client that takes nothing of its answer is cut off."
+        60.0, min=0.001, max=1e9, help="Seconds that an answer may wait, in all, for its client to read; then it ends."
     )
     step_timeout_s: float = option(
         60.0, min=0.01, max=1e6, help="Seconds that a step may take before its executor is given up as hung."

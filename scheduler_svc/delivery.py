@@ -27,10 +27,13 @@ class DeliveryPump:
         """Digest what is due, for ever; between two turns everything else on the event loop gets its own."""
         while True:
             await self._any_due.wait()
-            for _ in range(min(STREAMS_PER_TURN, len(self._due))):
-                stream = next(iter(self._due))
-                del self._due[stream]
-                self._digest(stream)
+            self._take_turn()
             if not self._due:
                 self._any_due.clear()
             await asyncio.sleep(0)
+
+    def _take_turn(self) -> None:
+        for _ in range(min(STREAMS_PER_TURN, len(self._due))):
+            stream = next(iter(self._due))
+            del self._due[stream]
+            self._digest(stream)

@@ -38,7 +38,7 @@ class RequestDesk:
         self._model: ServedModel | None = None
         self._core: Scheduler | None = None
         self._streams: dict[str, RequestStream] = {}
-        self._unreturned: set[RequestStream] = set()
+        self._num_calls = 0
         self._timers: dict[RequestStream, list[asyncio.TimerHandle]] = {}
         self._pump = DeliveryPump(self._digest)
 
@@ -50,7 +50,7 @@ class RequestDesk:
     @property
     def num_unread(self) -> int:
         """Requests that have ended while their calls, which have something left to write, have not."""
-        return len(self._unreturned) - len(self._streams)
+        return self._num_calls - len(self._streams)
 
     @property
     def request_ids(self) -> list[str]:
@@ -89,7 +89,7 @@ class RequestDesk:
         stream = RequestStream(request, generation.answer, self._model.tokenizer.token_bytes, self._clock)
         stream.trace = trace
         self._streams[request.request_id] = stream
-        self._unreturned.add(stream)
+        self._num_calls += 1
         self._start_timers(stream)
         self.ledger.submitted()
         self.empty.clear()
@@ -115,10 +115,10 @@ class RequestDesk:
         """Its call is over: whatever of it still runs is cancelled, and its seat and blocks are free at once."""
         self.end(stream, ServiceError(grpc.StatusCode.CANCELLED, Reason.CANCELLED, "the call was cancelled"))
 
-    def returned(self, stream: RequestStream) -> None:
-        """Its call has returned, and its status is sent."""
-        self._unreturned.discard(stream)
-        if not self._unreturned:
+    def returned(self) -> None:
+        """The call of a request has returned, and its status is sent."""
+        self._num_calls -= 1
+        if not self._num_calls:
             self.empty.set()
 
     def end(self, stream: RequestStream, error: ServiceError) -> None:

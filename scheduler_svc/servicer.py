@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -16,7 +16,7 @@ from everystop.errors import Reason, ServiceError, invalid
 from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from everystop.scheduler.v1 import inference_pb2 as pb
 from everystop.tracing import TRACEPARENT
-from scheduler_svc import limits
+from scheduler_svc import limits, unread
 from scheduler_svc.lifecycle import Lifecycle
 from scheduler_svc.loop import Loop
 from scheduler_svc.status import snapshot
@@ -24,6 +24,9 @@ from scheduler_svc.stream import RequestStream
 from scheduler_svc.validation import check, check_ids, maybe_in_thread, tokenize_prompt
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_ABORT_TIMEOUT_S = 5.0
+"""For a status to go out; a client that reads has it at once."""
 
 log = structlog.get_logger()
 
@@ -39,13 +42,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Stream one answer."""
         async with _typed_errors(context):
             desk, stream = self._loop.desk, await self._submit(request, context)
-            # NOTE: the stubs want a subclass of theirs
-            context.add_done_callback(lambda _context: desk.returned(stream))  # type: ignore[arg-type]
+            # NOTE: gRPC keeps the callback until the client is gone, so it must not keep the stream.
+            context.add_done_callback(lambda _context: desk.returned())  # type: ignore[arg-type]
             try:
-                await self._write(context, pb.GenerateResponse(accepted=_accepted(stream)))
-                async for event in stream.events():
-                    await self._write(context, event)
+                async with unread.limited(context.write, self._loop.config.max_unread_s) as write:
+                    await write(pb.GenerateResponse(accepted=_accepted(stream)))
+                    async for event in stream.events():
+                        await write(event)
             except ServiceError as error:
+                stream.drop()  # there is something only when nobody reads it: other errors come after it
                 desk.end(stream, error)
                 raise
             finally:
@@ -60,15 +65,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         except ServiceError as error:
             desk.ledger.refused(request.request_id, request.tenant, error)
             raise
-
-    async def _write(self, context: Context, event: pb.GenerateResponse) -> None:
-        """Write one event; what the client doesn't read gathers in the stream meanwhile, but not for ever."""
-        try:
-            async with asyncio.timeout(self._loop.config.max_unread_s):
-                await context.write(event)
-        except TimeoutError as error:
-            message = f"nothing of the answer was read for {self._loop.config.max_unread_s:g} s"
-            raise ServiceError(grpc.StatusCode.ABORTED, Reason.SLOW_READER, message) from error
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Text or chat messages to token ids."""
@@ -155,9 +151,20 @@ async def _typed_errors(context: Context) -> AsyncIterator[None]:
     try:
         yield
     except ServiceError as error:
-        await error.abort(context)
+        await _abort(context, error)
     except grpc.aio.AbortError:
         raise
     except Exception:
         log.exception("call_failed", peer=context.peer())
-        await ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, "internal error, see the log").abort(context)
+        await _abort(context, ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, "internal error, see the log"))
+
+
+async def _abort(context: Context, error: ServiceError) -> None:
+    """End the call with `error`.
+
+    The status goes out behind what the client has not read, which may be never. gRPC keeps it, and at most one message,
+    until the client reads or goes; it has no way for a server to drop them. What is ours must not wait for that.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_ABORT_TIMEOUT_S):
+            await error.abort(context)

@@ -132,6 +132,10 @@ class RequestStream:
         assert reason is not None, "the replay found an end"
         self._finish_as_core_did(Finish(reason, stats, None if reason is FinishReason.LENGTH else token_ids[-1]))
 
+    def drop(self) -> None:
+        """Forget what is pending; nobody reads it."""
+        self._pending.clear()
+
     async def events(self) -> AsyncIterator[pb.GenerateResponse]:
         """Deltas as they come, then the last event. Raises ServiceError when the request failed."""
         while True:
