@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
+import structlog
 from google.protobuf.message import DecodeError
 
 from everystop import plan_codec
@@ -20,6 +20,8 @@ from executor_svc.backend import Backend
 from executor_svc.engine import Engine, Session
 
 _PIECE_BYTES = 2**20
+
+_log = structlog.get_logger(__name__)
 
 if TYPE_CHECKING:  # the context is generic in its stubs only
     _Requests = AsyncIterator[pb.ExecuteStepsRequest]
@@ -55,8 +57,8 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
                 await context.write(pb.ExecuteStepsResponse(result=plan_codec.encode_result(result)))
         finally:
             receiving.cancel()
-            with suppress(asyncio.CancelledError):
-                await receiving
+            # Not `await receiving`: its cancellation could not be told from that of this call.
+            await asyncio.wait({receiving})
 
     async def GetTokenizer(  # noqa: N802  # gRPC's name
         self, request: pb.GetTokenizerRequest, context: _TokenizerContext
@@ -97,6 +99,10 @@ async def _receive(session: Session, requests: _Requests) -> None:
         session.end(error)
     except DecodeError as error:
         session.end(undecodable(error))
+    except Exception as error:  # noqa: BLE001  # nobody else would hear of it, and the call would hang
+        _log.exception("plans_not_readable")
+        reason = f"reading the plans failed: {type(error).__name__}: {error}"
+        session.end(ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, reason))
 
 
 def _out_of_turn(field: str, message: str) -> ServiceError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
@@ -334,3 +336,38 @@ async def test_stopping_tells_the_scheduler() -> None:
         peer, _ = await open_stream(grpc_channel)
         await running.stop()
         assert (await peer.error()).code is grpc.StatusCode.UNAVAILABLE
+
+
+def raw_stream(grpc_channel: grpc.aio.Channel) -> Any:
+    """A call that sends bytes as they are."""
+    return grpc_channel.stream_stream(
+        "/everystop.executor.v1.ExecutorService/ExecuteSteps",
+        request_serializer=bytes,
+        response_deserializer=pb.ExecuteStepsResponse.FromString,
+    )()
+
+
+@pytest.mark.parametrize("is_greeted", [False, True])
+async def test_bytes_that_are_no_message_end_the_stream_with_a_typed_error(serve: Serve, is_greeted: bool) -> None:
+    grpc_channel = await serve()
+    call = raw_stream(grpc_channel)
+    if is_greeted:
+        await call.write(pb.ExecuteStepsRequest(hello=plan_codec.encode_hello(HELLO)).SerializeToString())
+        await call.read()
+    await call.write(b"\xff\xff\xff")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(call.read(), 10)
+    error = from_rpc_error(caught.value)
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, Reason.UNDECODABLE)
+    await open_stream(grpc_channel)  # the next scheduler is served
+
+
+async def test_a_plan_that_cannot_be_read_ends_the_stream_with_a_typed_error(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, epoch = await open_stream(await serve())
+    monkeypatch.setattr(plan_codec, "decode_plan", mock.Mock(side_effect=OverflowError("too much")))
+    await peer.send(first_plan(epoch))
+    error = await asyncio.wait_for(peer.error(), 10)
+    assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, Reason.INTERNAL)
+    assert "OverflowError: too much" in error.message
