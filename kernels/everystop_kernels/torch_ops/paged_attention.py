@@ -2,6 +2,11 @@
 
 Each sequence gathers exactly the keys and values that it may see, so a result cannot depend on its neighbours, on
 padding or on what stands in other blocks.
+
+It must not depend either on how the sequence came this far: token by token, in chunks of any size, or all at once again
+after a preemption or a lost executor. But the sums over keys run in another order for another number of rows or keys.
+They are therefore made in float64, where the order moves the 16th digit, and rounded to the cache's type once, at the
+end, where it no longer shows.
 """
 
 from __future__ import annotations
@@ -50,13 +55,14 @@ class _SequenceLoop:
     def _attend(self, query: Tensor, cache: Tensor, segment: _Segment) -> Tensor:
         shape = self.shape
         gathered = cache.index_select(1, segment.block_ids).flatten(1, 2)
-        seen = gathered[:, segment.first : segment.first + segment.num_keys]
+        seen = gathered[:, segment.first : segment.first + segment.num_keys].double()
         keys, values = seen.transpose(1, 2).unsqueeze(1)  # each [1, num_kv_heads, num_keys, head_dim]
+        exact_query = query.double()
         if segment.mask is None:
             # The query heads that share keys pass as rows of one head: quicker than enable_gqa, the same result.
-            grouped = query.view(1, shape.num_kv_heads, -1, shape.head_dim)
+            grouped = exact_query.view(1, shape.num_kv_heads, -1, shape.head_dim)
             return functional.scaled_dot_product_attention(grouped, keys, values).view(query.shape)
-        heads = query.transpose(0, 1).unsqueeze(0)
+        heads = exact_query.transpose(0, 1).unsqueeze(0)
         attended = functional.scaled_dot_product_attention(heads, keys, values, attn_mask=segment.mask, enable_gqa=True)
         return attended[0].transpose(0, 1)
 
