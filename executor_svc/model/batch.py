@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from everystop_kernels.ops import RaggedBatch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from everystop_kernels.ops import RaggedBatch
 from executor_svc.backend import ScheduledSequence
 
 ROW_MULTIPLE = 8
