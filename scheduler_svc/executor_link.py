@@ -138,6 +138,11 @@ def _check_executor(executor: ExecutorInfo) -> None:
     ):
         if not low <= value <= high:
             raise LinkLostError(_garbage(f"{name} is {value}, not {low} to {high}"))
+    vocab_size, eos_token_ids = executor.model.vocab_size, executor.model.eos_token_ids
+    if max(eos_token_ids, default=0) >= vocab_size:
+        raise LinkLostError(
+            _garbage(f"eos_token_ids has {max(eos_token_ids)}, the vocabulary ends at {vocab_size - 1}")
+        )
 
 
 def _unavailable(message: str) -> ServiceError:

@@ -12,6 +12,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_TOKEN_LIST = 1024
+"""Of allowed and of banned token ids, which a request holds while it waits: thousands of them may."""
 MAX_LOGPROBS = 20
 
 LIMITS: Mapping[str, int] = {
@@ -23,6 +25,8 @@ LIMITS: Mapping[str, int] = {
     "stop.stop_strings.length": MAX_STOP_STRING_LENGTH,
     "stop.stop_token_ids": MAX_STOP_TOKEN_IDS,
     "sampling.logit_bias": MAX_LOGIT_BIAS,
+    "sampling.allowed_token_ids": MAX_TOKEN_LIST,
+    "sampling.banned_token_ids": MAX_TOKEN_LIST,
     "output.logprobs": MAX_LOGPROBS,
     "output.prompt_logprobs": MAX_LOGPROBS,
 }

@@ -21,7 +21,8 @@ from scheduler_svc.lifecycle import Lifecycle
 from scheduler_svc.loop import Loop
 from scheduler_svc.status import snapshot
 from scheduler_svc.stream import RequestStream
-from scheduler_svc.validation import check, check_ids, maybe_in_thread, tokenize_prompt
+from scheduler_svc.text_work import TEXT_WORK
+from scheduler_svc.validation import check, check_count, check_ids, tokenize_prompt
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -71,7 +72,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         async with _typed_errors(context):
             model = self._loop.serving()
             token_ids = await tokenize_prompt(request, model)
-            return await maybe_in_thread(
+            return await TEXT_WORK.do(
                 len(token_ids),
                 lambda: pb.TokenizeResponse(
                     token_ids=token_ids, token_bytes=map(model.tokenizer.token_bytes, token_ids)
@@ -82,9 +83,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Token ids to text."""
         async with _typed_errors(context):
             model = self._loop.serving()
+            check_count("token_ids", len(request.token_ids), model.max_model_len)
             check_ids("token_ids", request.token_ids, model.executor.model.vocab_size)
             skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-            text = await maybe_in_thread(
+            text = await TEXT_WORK.do(
                 len(request.token_ids),
                 lambda: model.tokenizer.decode(list(request.token_ids), skip_special_tokens=skip),
             )
@@ -101,7 +103,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 eos_token_ids=model.executor.model.eos_token_ids,
                 chat_template=model.tokenizer.chat_template or "",
                 dtype=model.executor.dtype,
-                limits=limits.LIMITS,
+                limits={**limits.LIMITS, "token_ids": model.max_model_len},
             )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -19,14 +18,13 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.frontend.answer import AnswerText
 from scheduler_svc.frontend.tokenizer import Tokenizer
 from scheduler_svc.resume import replay
+from scheduler_svc.text_work import TEXT_WORK
 
 _SEED_BITS = 53
 """Of a seed that the server draws: what every client can hold exactly, JavaScript's numbers included."""
 
-_LONG_TEXT = 2048
-"""Characters from which on text is tokenized in a thread; a shorter one costs less than the way there and back."""
-
-_Result = TypeVar("_Result")
+_MESSAGE_LENGTH = 32
+"""Characters that each chat message counts as beside its own: an empty one is work for the template, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,7 @@ async def check(message: pb.GenerateRequest, model: ServedModel) -> Generation:
     _check_resume(message, max_tokens, model)
     eos_token_ids = frozenset() if message.stop.ignore_eos else frozenset(model.executor.model.eos_token_ids)
     stop_token_ids = frozenset(message.stop.stop_token_ids)
+    _check_choice(message, eos_token_ids | stop_token_ids, model)
     request = Request(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
@@ -84,36 +83,32 @@ async def check(message: pb.GenerateRequest, model: ServedModel) -> Generation:
 
 
 async def tokenize_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel) -> list[int]:
-    """Token ids of the prompt, at least one. Raises ServiceError INVALID_ARGUMENT."""
+    """Token ids of the prompt, at least one, all in the model's vocabulary. Raises ServiceError INVALID_ARGUMENT."""
     kind = message.WhichOneof("prompt")
     tokenizer = model.tokenizer
     if kind == "text":
         _check_length("text", len(message.text))
-        token_ids = await maybe_in_thread(len(message.text), lambda: tokenizer.encode(message.text))
+        token_ids = await TEXT_WORK.do(len(message.text), lambda: tokenizer.encode(message.text))
     elif kind == "chat":
         messages = [{"role": turn.role, "content": turn.content} for turn in message.chat.messages]
         if not 1 <= len(messages) <= limits.MAX_CHAT_MESSAGES:
             raise invalid("chat.messages", f"has {len(messages)}, expected 1 to {limits.MAX_CHAT_MESSAGES}")
-        num_characters = sum(len(turn["role"]) + len(turn["content"]) for turn in messages)
+        num_characters = sum(len(turn["role"]) + len(turn["content"]) + _MESSAGE_LENGTH for turn in messages)
         _check_length("chat.messages", num_characters)
         opens_turn = _or(message.chat, "add_generation_prompt", default=True)
-        token_ids = await maybe_in_thread(
+        token_ids = await TEXT_WORK.do(
             num_characters, lambda: tokenizer.encode_chat(messages, add_generation_prompt=opens_turn)
         )
     elif kind == "token_ids" and isinstance(message, pb.GenerateRequest):
         _check_prompt_length(len(message.token_ids.ids), model)
         token_ids = list(message.token_ids.ids)
-        check_ids("token_ids.ids", token_ids, model.executor.model.vocab_size)
     else:
         raise invalid("prompt", "is missing: set text, token_ids or chat")
     if not token_ids:
         raise invalid("prompt", "is empty: expected at least 1 token")
+    # Text, too: a tokenizer may have added tokens that the model has no rows for.
+    check_ids("token_ids.ids" if kind == "token_ids" else str(kind), token_ids, model.executor.model.vocab_size)
     return token_ids
-
-
-async def maybe_in_thread(length: int, work: Callable[[], _Result]) -> _Result:
-    """Do `work` on a text of so many characters or tokens: at once, or in a thread when it is long."""
-    return work() if length < _LONG_TEXT else await asyncio.to_thread(work)
 
 
 def _check_request_id(message: pb.GenerateRequest) -> str:
@@ -129,10 +124,10 @@ def _check_request_id(message: pb.GenerateRequest) -> str:
 
 def _check_stop(stop: pb.StopConditions, model: ServedModel) -> None:
     vocab_size = model.executor.model.vocab_size
-    _check_count("stop.stop_strings", len(stop.stop_strings), limits.MAX_STOP_STRINGS)
+    check_count("stop.stop_strings", len(stop.stop_strings), limits.MAX_STOP_STRINGS)
     for index, text in enumerate(stop.stop_strings):
         _check_range(f"stop.stop_strings[{index}]", len(text), 1, limits.MAX_STOP_STRING_LENGTH, unit=" characters")
-    _check_count("stop.stop_token_ids", len(stop.stop_token_ids), limits.MAX_STOP_TOKEN_IDS)
+    check_count("stop.stop_token_ids", len(stop.stop_token_ids), limits.MAX_STOP_TOKEN_IDS)
     check_ids("stop.stop_token_ids", stop.stop_token_ids, vocab_size)
     if stop.HasField("max_tokens") and stop.max_tokens < 1:
         raise invalid("stop.max_tokens", "is 0, expected at least 1")
@@ -147,17 +142,29 @@ def _check_sampling(sampling: pb.SamplingParams, model: ServedModel) -> None:
     _check_range("sampling.repetition_penalty", penalty, 0, 100, low_is_open=True)
     _check_range("sampling.presence_penalty", sampling.presence_penalty, -100, 100)
     _check_range("sampling.frequency_penalty", sampling.frequency_penalty, -100, 100)
-    _check_count("sampling.logit_bias", len(sampling.logit_bias), limits.MAX_LOGIT_BIAS)
+    check_count("sampling.logit_bias", len(sampling.logit_bias), limits.MAX_LOGIT_BIAS)
     check_ids("sampling.logit_bias", sampling.logit_bias, vocab_size)
     for token_id, bias in sampling.logit_bias.items():
         _check_range(f"sampling.logit_bias[{token_id}]", bias, -100, 100)
     for name in ("allowed_token_ids", "banned_token_ids"):
         token_ids: Sequence[int] = getattr(sampling, name)
-        _check_count(f"sampling.{name}", len(token_ids), vocab_size)
+        check_count(f"sampling.{name}", len(token_ids), limits.MAX_TOKEN_LIST)
         check_ids(f"sampling.{name}", token_ids, vocab_size)
     banned = set(sampling.banned_token_ids)
     if (sampling.allowed_token_ids and banned.issuperset(sampling.allowed_token_ids)) or len(banned) == vocab_size:
         raise invalid("sampling.banned_token_ids", "leaves no token to choose from, expected at least 1")
+
+
+def _check_choice(message: pb.GenerateRequest, end_token_ids: frozenset[int], model: ServedModel) -> None:
+    """Before `min_tokens` no end may be chosen: something else must be left then."""
+    excluded = end_token_ids.union(message.sampling.banned_token_ids)
+    allowed = message.sampling.allowed_token_ids
+    num_left = len(set(allowed) - excluded) if allowed else model.executor.model.vocab_size - len(excluded)
+    if message.stop.min_tokens and not num_left:
+        raise invalid(
+            "stop.min_tokens",
+            f"is {message.stop.min_tokens}, at most 0: of the tokens that may be chosen, each ends the answer",
+        )
 
 
 def _check_prompt_length(num_prompt_tokens: int, model: ServedModel) -> None:
@@ -237,7 +244,8 @@ def _check_range(
     raise invalid(name, f"is {value:g}{unit}, expected {bounds}")
 
 
-def _check_count(name: str, num_entries: int, max_entries: int) -> None:
+def check_count(name: str, num_entries: int, max_entries: int) -> None:
+    """Refuse a list that is too long. Raises ServiceError INVALID_ARGUMENT naming the field."""
     if num_entries > max_entries:
         raise invalid(name, f"has {num_entries} entries, at most {max_entries}")
 

@@ -99,9 +99,18 @@ def test_seed_zero_is_a_seed_and_a_seed_left_out_is_drawn_and_reported(client):
         ({"banned_token_ids": [1_000_000]}, "sampling.banned_token_ids"),
         ({"allowed_token_ids": [5], "banned_token_ids": [5]}, "sampling.banned_token_ids"),
         ({"banned_token_ids": list(range(259))}, "sampling.banned_token_ids"),
+        ({"allowed_token_ids": [1] * 1025}, "sampling.allowed_token_ids"),
+        ({"banned_token_ids": [1] * 1025}, "sampling.banned_token_ids"),
         ({"max_tokens": 0}, "stop.max_tokens"),
         ({"max_tokens": 10_000_000}, "stop.max_tokens"),
         ({"max_tokens": 3, "min_tokens": 4}, "stop.min_tokens"),
+        ({"max_tokens": 3, "min_tokens": 2, "allowed_token_ids": [256, 258]}, "stop.min_tokens"),
+        ({"min_tokens": 1, "allowed_token_ids": [7, 8], "stop_token_ids": [7, 8]}, "stop.min_tokens"),
+        ({"min_tokens": 1, "allowed_token_ids": [7, 256], "banned_token_ids": [7]}, "stop.min_tokens"),
+        (
+            {"max_tokens": 3, "min_tokens": 1, "banned_token_ids": list(range(256)), "stop_token_ids": [257]},
+            "stop.min_tokens",
+        ),
         ({"stop_token_ids": [259]}, "stop.stop_token_ids"),
         ({"stop_token_ids": list(range(65))}, "stop.stop_token_ids"),
         ({"stop_strings": [""]}, "stop.stop_strings[0]"),
@@ -180,6 +189,21 @@ def test_stop_string(client, include_stop):
     assert answer.text == plain.text[:cut]
     assert answer.token_ids == plain.token_ids[: len(answer.token_ids)]
     assert client.detokenize(answer.token_ids).endswith(stop)
+
+
+def test_an_end_alone_may_be_allowed_when_it_may_come_at_once_or_is_ignored(client):
+    ended = client.complete("end", max_tokens=3, allowed_token_ids=[256])
+    assert (ended.token_ids, ended.matched_stop) == ((256,), 256)
+    ignored = client.complete("end", max_tokens=3, min_tokens=3, allowed_token_ids=[256], ignore_eos=True)
+    assert ignored.token_ids == (256,) * 3
+
+
+def test_what_is_detokenized_may_be_as_long_as_an_answer(client):
+    limit = client.get_model().limits["token_ids"]
+    assert limit == client.get_model().max_model_len
+    assert client.detokenize([65] * limit) == "A" * limit
+    error = refusal(lambda: client.detokenize([65] * (limit + 1)))
+    assert (error.code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, "token_ids")
 
 
 def test_logprobs_have_the_shapes_asked_for(client):
