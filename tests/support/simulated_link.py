@@ -81,6 +81,8 @@ class Call:
         self.num_unread = 0
         self.is_cancelled = False
         self.was_tampered_with = False
+        self.tell: Callable[[pb.ExecuteStepsResponse], bytes] = pb.ExecuteStepsResponse.SerializeToString
+        """Makes bytes of the handshake."""
         self._epoch = epoch
         self._deserialize = deserialize
         self._seats: Seats | None = None
@@ -132,7 +134,7 @@ class Call:
         info = ExecutorInfo(epoch=self._epoch, backend="mock", device="none", dtype="none", **told)
         message = plan_codec.encode_executor(info)
         message.protocol_version = executor.protocol_version
-        self.arrive(pb.ExecuteStepsResponse(executor=message).SerializeToString())
+        self.arrive(self.tell(pb.ExecuteStepsResponse(executor=message)))
 
     def execute(self) -> None:
         """The executor runs the oldest plan. It asserts that it may: no plan may ever be refused."""
@@ -166,6 +168,7 @@ class Network:
         self.listening = asyncio.Event()
         self.executor: Executor | None = None
         self.calls: list[Call] = []
+        self.tell = pb.ExecuteStepsResponse.SerializeToString
 
     async def __aenter__(self) -> Network:
         return self
@@ -179,6 +182,7 @@ class Network:
     def stream_stream(self, _method: str, response_deserializer: Callable[[bytes], Any], **_: Any) -> Any:
         def call() -> Call:
             self.calls.append(Call(self.executor, 1000 + len(self.calls), response_deserializer))
+            self.calls[-1].tell = self.tell
             return self.calls[-1]
 
         return call
