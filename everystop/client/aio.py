@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 import grpc
 
@@ -20,8 +20,6 @@ from everystop.client.retry import DEFAULT_RETRY, Patience, Retry, closed_error
 from everystop.errors import from_rpc_error
 from everystop.scheduler.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from everystop.tracing import ClientSpan
-
-_ResponseT = TypeVar("_ResponseT")
 
 
 class AsyncClient:
@@ -50,7 +48,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; calls that still run are cancelled."""
+        """Close the connection; calls that still run are cancelled, and raise ServiceError CANCELLED."""
         self._closed.set()
         await self._channel.close()
 
@@ -77,29 +75,34 @@ class AsyncClient:
     ) -> inference_pb2.TokenizeResponse:
         """Token ids, and the bytes each stands for, exactly as `generate` would encode the prompt."""
         request = requests.tokenize_request(prompt)
-        return await _typed(self._inference.Tokenize(request, timeout=timeout))
+        with self._typed_errors():
+            return await self._inference.Tokenize(request, timeout=timeout)
 
     async def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, timeout: float | None = None
     ) -> str:
         """Text of token ids; special tokens are left out unless `skip_special_tokens` is false."""
         request = requests.detokenize_request(token_ids, skip_special_tokens)
-        return (await _typed(self._inference.Detokenize(request, timeout=timeout))).text
+        with self._typed_errors():
+            return (await self._inference.Detokenize(request, timeout=timeout)).text
 
     async def get_model(self, *, timeout: float | None = None) -> inference_pb2.GetModelResponse:
         """Describe the model being served, and its limits."""
-        return await _typed(self._inference.GetModel(inference_pb2.GetModelRequest(), timeout=timeout))
+        with self._typed_errors():
+            return await self._inference.GetModel(inference_pb2.GetModelRequest(), timeout=timeout)
 
     async def get_status(self, *, timeout: float | None = None) -> admin_pb2.GetStatusResponse:
         """Snapshot of the scheduler, true at the end of its last step."""
-        return await _typed(self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout))
+        with self._typed_errors():
+            return await self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout)
 
     async def drain(self, grace_s: float | None = None, *, timeout: float | None = None) -> int:
         """Have the scheduler refuse new requests, finish those that are in, at most for `grace_s` seconds, and end.
 
         Returns at once, with how many are in. When `grace_s` is left out, the scheduler's own setting holds.
         """
-        return (await _typed(self._admin.Drain(admin_pb2.DrainRequest(grace_s=grace_s), timeout=timeout))).num_requests
+        with self._typed_errors():
+            return (await self._admin.Drain(admin_pb2.DrainRequest(grace_s=grace_s), timeout=timeout)).num_requests
 
     async def _stream(
         self, request: inference_pb2.GenerateRequest, timeout: float | None
@@ -111,10 +114,12 @@ class AsyncClient:
                 while True:
                     try:
                         if call is None:
+                            self._check_open()
                             call = self._inference.Generate(
                                 answer.next_request(), timeout=patience.remaining_s(), metadata=span.metadata
                             )
-                        response = await call.read()
+                        with self._closing_is_an_error():
+                            response = await call.read()
                     except grpc.RpcError as error:
                         call = None
                         if answer.has_finished:
@@ -131,14 +136,31 @@ class AsyncClient:
                 if call is not None:
                     call.cancel()  # does nothing after the end
 
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        self._check_open()
+        try:
+            with self._closing_is_an_error():
+                yield
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise closed_error()
+
+    @contextmanager
+    def _closing_is_an_error(self) -> Iterator[None]:
+        """Closing cancels the calls, which gRPC raises as if the task that waits for one were cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed.is_set() and not (task is not None and task.cancelling()):
+                raise closed_error() from None
+            raise
+
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), seconds)
             raise closed_error()
-
-
-async def _typed(call: Awaitable[_ResponseT]) -> _ResponseT:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from None

@@ -45,7 +45,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; calls that still run are cancelled."""
+        """Close the connection; calls that still run are cancelled, and raise ServiceError CANCELLED."""
         self._closed.set()
         self._channel.close()
 
@@ -71,7 +71,7 @@ class Client:
     ) -> inference_pb2.TokenizeResponse:
         """Token ids, and the bytes each stands for, exactly as `generate` would encode the prompt."""
         request = requests.tokenize_request(prompt)
-        with _typed_errors():
+        with self._typed_errors():
             return self._inference.Tokenize(request, timeout=timeout)
 
     def detokenize(
@@ -79,17 +79,17 @@ class Client:
     ) -> str:
         """Text of token ids; special tokens are left out unless `skip_special_tokens` is false."""
         request = requests.detokenize_request(token_ids, skip_special_tokens)
-        with _typed_errors():
+        with self._typed_errors():
             return self._inference.Detokenize(request, timeout=timeout).text
 
     def get_model(self, *, timeout: float | None = None) -> inference_pb2.GetModelResponse:
         """Describe the model being served, and its limits."""
-        with _typed_errors():
+        with self._typed_errors():
             return self._inference.GetModel(inference_pb2.GetModelRequest(), timeout=timeout)
 
     def get_status(self, *, timeout: float | None = None) -> admin_pb2.GetStatusResponse:
         """Snapshot of the scheduler, true at the end of its last step."""
-        with _typed_errors():
+        with self._typed_errors():
             return self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout)
 
     def drain(self, grace_s: float | None = None, *, timeout: float | None = None) -> int:
@@ -97,7 +97,7 @@ class Client:
 
         Returns at once, with how many are in. When `grace_s` is left out, the scheduler's own setting holds.
         """
-        with _typed_errors():
+        with self._typed_errors():
             return self._admin.Drain(admin_pb2.DrainRequest(grace_s=grace_s), timeout=timeout).num_requests
 
     def _stream(self, request: inference_pb2.GenerateRequest, timeout: float | None) -> Generator[Event, None, None]:
@@ -108,6 +108,7 @@ class Client:
                 while True:
                     try:
                         if call is None:
+                            self._check_open()
                             call = self._inference.Generate(
                                 answer.next_request(), timeout=patience.remaining_s(), metadata=span.metadata
                             )
@@ -128,14 +129,18 @@ class Client:
                 if call is not None:
                     call.cancel()  # does nothing after the end
 
+    @contextlib.contextmanager
+    def _typed_errors(self) -> Generator[None, None, None]:
+        self._check_open()
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise closed_error()
+
     def _pause(self, seconds: float) -> None:
         if self._closed.wait(seconds):
             raise closed_error()
-
-
-@contextlib.contextmanager
-def _typed_errors() -> Generator[None, None, None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from None

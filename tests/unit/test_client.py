@@ -58,6 +58,9 @@ class PlayedScheduler(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grp
         )
 
     def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        if request.text == "hang":
+            context.add_callback(self.cancelled.set)
+            self.cancelled.wait(SECONDS)
         encoded = request.text.encode()
         return pb.TokenizeResponse(token_ids=encoded, token_bytes=[bytes([byte]) for byte in encoded])
 
@@ -78,7 +81,7 @@ def scheduler() -> PlayedScheduler:
 
 @pytest.fixture
 def address(scheduler: PlayedScheduler) -> Iterator[str]:
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(scheduler, server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(scheduler, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -185,6 +188,51 @@ async def test_leaving_the_iteration_cancels_the_request(kind: Kind, address: st
     )
     assert [type(event) for event in events] == [Accepted, Delta]
     assert cancelled == [True]
+
+
+@pytest.mark.parametrize("retry", [None, clients.Retry()])
+async def test_closing_the_client_is_an_error_of_its_calls_and_cancels_no_task(
+    address: str, retry: clients.Retry | None
+) -> None:
+    client = AsyncClient(address, retry=retry)
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in client.generate("hang"):
+            begun.set()
+
+    streaming = asyncio.create_task(read())
+    completing = asyncio.create_task(client.complete("hang"))
+    asking = asyncio.create_task(client.tokenize("hang"))
+    await begun.wait()
+    await client.close()
+    for task in (streaming, completing, asking):
+        with pytest.raises(ServiceError) as caught:
+            await asyncio.wait_for(task, SECONDS)
+        assert caught.value.code is grpc.StatusCode.CANCELLED
+
+
+async def test_a_task_that_is_cancelled_while_its_client_is_closed_stays_cancelled(address: str) -> None:
+    client = AsyncClient(address)
+    completing = asyncio.create_task(client.complete("hang"))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)
+    completing.cancel()
+    await asyncio.wait({completing, closing})
+    assert completing.cancelled()
+
+
+async def test_a_closed_client_takes_no_calls(address: str) -> None:
+    client, sync_client = AsyncClient(address), Client(address)
+    await client.close()
+    sync_client.close()
+    for call in (client.complete("go"), client.get_model(), client.drain()):
+        with pytest.raises(ServiceError, match="the client was closed"):
+            await call
+    for method in (lambda: sync_client.complete("go"), sync_client.get_model, sync_client.drain):
+        with pytest.raises(ServiceError, match="the client was closed"):
+            method()
 
 
 async def test_cancelling_the_task_cancels_the_request(address: str, scheduler: PlayedScheduler) -> None:
