@@ -113,6 +113,16 @@ def test_prompt_logprobs_may_come_in_pieces() -> None:
     assert output.prompt_logprobs == pieces
 
 
+def test_there_are_no_more_alternatives_than_the_vocabulary_has_tokens() -> None:
+    core = make_core(vocab_size=20)
+    core.add(make_request("a", num_prompt_tokens=4, num_logprobs=25, num_prompt_logprobs=25), now=0.0)
+    schedule(core)
+    sampled = SequenceLogprobs(0, False, [5], [-1.0], 20, list(range(20)), [-3.0] * 20)
+    prompt = SequenceLogprobs(0, True, [11, 12, 13], [-1.0] * 3, 20, [*range(20)] * 3, [-3.0] * 60)
+    (output,) = core.apply(StepResult(1, [5], logprobs=[sampled, prompt]), now=0.0)
+    assert (output.logprobs, output.prompt_logprobs) == (sampled, [prompt])
+
+
 def test_prompt_logprobs_come_once_though_the_prompt_is_computed_again() -> None:
     core = make_core()
     core.add(make_request("a", num_prompt_tokens=7, num_prompt_logprobs=2), now=0.0)
@@ -211,9 +221,15 @@ GOOD = StepResult(1, [50, 51], logprobs=[SAMPLED_ROWS, PROMPT_ROWS])
         (replace(GOOD, logprobs=[SAMPLED_ROWS, rows(2, [], is_prompt=True), PROMPT_ROWS]), "about other tokens"),
         (replace(GOOD, logprobs=[SAMPLED_ROWS, rows(2, [11, 12, 13], is_prompt=True)]), r"slots \[2\] are missing"),
         (replace(GOOD, logprobs=[replace(SAMPLED_ROWS, logprobs=[]), PROMPT_ROWS]), "wrong shape"),
-        (replace(GOOD, logprobs=[replace(SAMPLED_ROWS, num_top=1), PROMPT_ROWS]), "wrong shape"),
+        (replace(GOOD, logprobs=[replace(SAMPLED_ROWS, num_top=1), PROMPT_ROWS]), "1 alternatives of 2"),
         (replace(GOOD, logprobs=[replace(SAMPLED_ROWS, top_logprobs=[]), PROMPT_ROWS]), "wrong shape"),
-        (replace(GOOD, logprobs=[replace(SAMPLED_ROWS, num_top=-1), PROMPT_ROWS]), "wrong shape"),
+        (replace(GOOD, logprobs=[replace(SAMPLED_ROWS, num_top=-1), PROMPT_ROWS]), "-1 alternatives of 2"),
+        (replace(GOOD, logprobs=[rows(1, [51], is_prompt=False, num_top=3), PROMPT_ROWS]), "3 alternatives of 2"),
+        (replace(GOOD, logprobs=[rows(1, [51], is_prompt=False, num_top=0), PROMPT_ROWS]), "0 alternatives of 2"),
+        (
+            replace(GOOD, logprobs=[SAMPLED_ROWS, rows(2, [11, 12, 13, 14], is_prompt=True, num_top=1)]),
+            "1 alternatives of 2",
+        ),
         (
             replace(GOOD, logprobs=[replace(SAMPLED_ROWS, top_token_ids=[51, 100]), PROMPT_ROWS]),
             "token 100 is not in the vocabulary",
