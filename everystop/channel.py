@@ -34,10 +34,10 @@ def sync_channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, options=client_options())
 
 
-def server(*, max_request_bytes: int = MAX_REQUEST_BYTES) -> grpc.aio.Server:
-    """A server without services; larger requests are refused with RESOURCE_EXHAUSTED."""
+def server(*, max_request_bytes: int = MAX_REQUEST_BYTES, max_calls: int | None = None) -> grpc.aio.Server:
+    """A server without services; larger requests, and more calls at once, are refused with RESOURCE_EXHAUSTED."""
     options = (*server_options(), ("grpc.max_receive_message_length", max_request_bytes))
-    return grpc.aio.server(interceptors=[UndecodableInterceptor()], options=options)
+    return grpc.aio.server(interceptors=[UndecodableInterceptor()], options=options, maximum_concurrent_rpcs=max_calls)
 
 
 def bind(target: grpc.aio.Server, listen: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import grpc
@@ -39,6 +40,7 @@ class RequestDesk:
         self._core: Scheduler | None = None
         self._streams: dict[str, RequestStream] = {}
         self._num_calls = 0
+        self._num_checking = 0
         self._timers: dict[RequestStream, list[asyncio.TimerHandle]] = {}
         self._pump = DeliveryPump(self._digest)
 
@@ -70,6 +72,16 @@ class RequestDesk:
         """Deliver, for ever."""
         await self._pump.run()
 
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """Around the check of a request. Raises ServiceError when there is no room: it would be for nothing."""
+        self._check_room()
+        self._num_checking += 1
+        try:
+            yield
+        finally:
+            self._num_checking -= 1
+
     def submit(self, generation: Generation, *, traceparent: str = "") -> RequestStream:
         """Queue a checked request. Raises ServiceError when its id is in use, the queue is full or it can never fit.
 
@@ -85,7 +97,12 @@ class RequestDesk:
         if trace is not None:
             request = replace(request, traceparent=trace.traceparent)
         if not generation.has_ended:
-            self._queue(request)
+            try:
+                self._queue(request)
+            except ServiceError as error:
+                if trace is not None:
+                    trace.refuse(error.message)
+                raise
         stream = RequestStream(request, generation.answer, self._model.tokenizer.token_bytes, self._clock)
         stream.trace = trace
         self._streams[request.request_id] = stream
@@ -142,6 +159,17 @@ class RequestDesk:
             raise _in_use(request.request_id) from error
         except RequestTooLargeError as error:
             raise ServiceError(grpc.StatusCode.INVALID_ARGUMENT, Reason.REQUEST_TOO_LARGE, str(error)) from error
+
+    def _check_room(self) -> None:
+        assert self._core is not None
+        max_waiting, max_in = self._config.max_waiting, self._config.max_waiting + self._config.max_num_seqs
+        for num_requests, max_requests, where in (
+            (self._core.num_waiting, max_waiting, "are waiting"),
+            (self._num_checking, max_in, "are being checked"),
+            (self.num_unread, max_in, "have an answer that their clients have not read"),
+        ):
+            if num_requests >= max_requests:
+                raise _queue_full(f"{num_requests} requests {where}, at most {max_requests} may")
 
     def _check_queue(self, num_request_tokens: int) -> None:
         assert self._core is not None

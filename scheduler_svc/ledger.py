@@ -23,7 +23,7 @@ COMPLETE = ("eos", "stop_token", "stop_string", "length")
 
 _REFUSALS = (
     *(Reason.INVALID_FIELD, Reason.REQUEST_TOO_LARGE, Reason.REQUEST_ID_IN_USE),
-    *(Reason.QUEUE_FULL, Reason.NO_EXECUTOR, Reason.DRAINING),
+    *(Reason.QUEUE_FULL, Reason.NO_EXECUTOR, Reason.DRAINING, Reason.CANCELLED, Reason.INTERNAL),
 )
 
 log = structlog.get_logger()

@@ -58,13 +58,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 desk.release(stream)
 
     async def _submit(self, request: pb.GenerateRequest, context: Context) -> RequestStream:
-        """Check and queue a request. Raises ServiceError, which is then on record."""
+        """Check and queue a request. Raises ServiceError; that it never got in is then on record, whyever."""
         desk = self._loop.desk
         try:
-            generation = await check(request, self._loop.serving())
+            model = self._loop.serving()
+            with desk.checking():
+                generation = await check(request, model)
             return desk.submit(generation, traceparent=_traceparent(context))
-        except ServiceError as error:
-            desk.ledger.refused(request.request_id, request.tenant, error)
+        except BaseException as error:
+            desk.ledger.refused(request.request_id, request.tenant, _refusal(error))
             raise
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
@@ -133,6 +135,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             return admin_pb2.DrainResponse(num_requests=self._lifecycle.drain(grace_s))
 
 
+def _refusal(error: BaseException) -> ServiceError:
+    """Why a request never got in."""
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return ServiceError(grpc.StatusCode.CANCELLED, Reason.CANCELLED, "the call was cancelled")
+    return _internal_error()
+
+
+def _internal_error() -> ServiceError:
+    return ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, "internal error, see the log")
+
+
 def _traceparent(context: Context) -> str:
     """The trace context that the client sent along, empty when it did not."""
     value = dict(context.invocation_metadata() or ()).get(TRACEPARENT, "")
@@ -158,7 +173,7 @@ async def _typed_errors(context: Context) -> AsyncIterator[None]:
         raise
     except Exception:
         log.exception("call_failed", peer=context.peer())
-        await _abort(context, ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, "internal error, see the log"))
+        await _abort(context, _internal_error())
 
 
 async def _abort(context: Context, error: ServiceError) -> None:

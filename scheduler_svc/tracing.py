@@ -58,6 +58,11 @@ class RequestTrace:
         """As log lines and dashboards write it."""
         return format_trace_id(self.span.get_span_context().trace_id)
 
+    def refuse(self, message: str) -> None:
+        """The request was not let in: end the span."""
+        self.span.set_status(StatusCode.ERROR, message)
+        self.span.end()
+
     def end(self, ending: Ending, now: float) -> None:
         """The request has ended at `now`, on the clock of its stats: add what it went through, and end the span."""
         stats = ending.stats
