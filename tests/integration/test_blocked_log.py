@@ -71,3 +71,17 @@ def test_requests_go_on_though_no_log_line_can_be_written(
         for process in (scheduler, executor):
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
+
+
+def test_an_executor_that_hangs_ends_though_nobody_reads_where() -> None:
+    address, executor_address = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    with ExitStack() as stack:
+        stderr = stack.enter_context(unread_pipe())
+        hang = ("--backend=mock", "--mock-fail=hang@1", "--step-timeout-s=0.3")
+        executor = start(stack, "executor_svc", stderr, *hang, f"--listen={executor_address}")
+        start(stack, "scheduler_svc", stderr, f"--listen={address}", f"--executor-address={executor_address}")
+        client = stack.enter_context(Client(address))
+        events = client.generate("hello")
+        next(events)
+        assert executor.wait(30) == -signal.SIGALRM
+        events.close()
