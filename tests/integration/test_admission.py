@@ -133,19 +133,24 @@ async def test_answers_that_nobody_reads_count() -> None:
     async with connected(max_waiting=1, max_num_seqs=1) as scheduler:
         small_window = (("grpc.http2.bdp_probe", 0),)
         async with grpc.aio.insecure_channel(scheduler.client.address, options=small_window) as channel:
+            calls = []
             for num_ended in (1, 2):
                 request = pb.GenerateRequest(
                     token_ids=pb.TokenIds(ids=[65] * 2000),
                     stop=pb.StopConditions(max_tokens=1),
                     output=pb.OutputOptions(prompt_logprobs=20),
                 )
-                unread = inference_pb2_grpc.InferenceServiceStub(channel).Generate(request)
-                await unread.read()
+                calls.append(inference_pb2_grpc.InferenceServiceStub(channel).Generate(request))
+                await calls[-1].read()
                 while scheduler.loop.desk.ledger.outcomes["length"] < num_ended:
                     await asyncio.sleep(0.01)
             error = await refusal(scheduler.client.complete("x", max_tokens=1))
             assert error.reason is Reason.QUEUE_FULL
             assert error.message == "2 requests have an answer that their clients have not read, at most 2 may"
+            for call in calls:
+                call.cancel()
+            while scheduler.loop.desk.num_unread:
+                await asyncio.sleep(0.01)
 
 
 async def test_the_server_takes_only_so_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
