@@ -126,8 +126,8 @@ async def test_a_request_waits_for_its_first_step_no_longer_than_it_may() -> Non
         error = await refusal(scheduler.client.complete([65], max_tokens=1))
         assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, Reason.TIME_LIMIT)
         assert "waited for 0.3 s" in error.message
-        # The one that runs has long been in for more than that.
-        for _ in range(50):
+        # The one that runs has long been in for more than that, and goes on.
+        for _ in range(150):
             assert isinstance(await anext(running), Delta)
         await running.aclose()
         await scheduler.until_idle()
