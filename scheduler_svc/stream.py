@@ -37,6 +37,31 @@ _FINISH_REASONS = {
 MAX_DELTA_ROWS = 512
 """Most tokens (of prompt and answer) in one delta: what a lagging client gets at once stays a small message."""
 
+MAX_DELTA_LOGPROBS = 2048
+"""Most log-probabilities in one delta, beside those of its last token: building each takes a µs, all in one go."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The log-probabilities of one token, as they came: messages are built when they are written."""
+
+    entry: SequenceLogprobs
+    index: int
+
+    def to_message(self, token_bytes: Callable[[int], bytes]) -> pb.TokenLogprobs:
+        entry = self.entry
+        alternatives = slice(self.index * entry.num_top, (self.index + 1) * entry.num_top)
+        pairs = zip(entry.top_token_ids[alternatives], entry.top_logprobs[alternatives], strict=True)
+        return pb.TokenLogprobs(
+            token_id=entry.token_ids[self.index],
+            logprob=entry.logprobs[self.index],
+            token_bytes=token_bytes(entry.token_ids[self.index]),
+            top=[
+                pb.TopLogprob(token_id=top_id, logprob=top_logprob, token_bytes=token_bytes(top_id))
+                for top_id, top_logprob in pairs
+            ],
+        )
+
 
 @dataclass(slots=True)
 class _PendingDelta:
@@ -44,18 +69,25 @@ class _PendingDelta:
 
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
+    logprobs: list[_Row] = field(default_factory=list)
+    prompt_logprobs: list[_Row] = field(default_factory=list)
+    num_logprobs: int = 0
 
     def is_full(self) -> bool:
-        return len(self.token_ids) + len(self.prompt_logprobs) >= MAX_DELTA_ROWS
+        num_rows = len(self.token_ids) + len(self.prompt_logprobs)
+        return num_rows >= MAX_DELTA_ROWS or self.num_logprobs >= MAX_DELTA_LOGPROBS
 
-    def to_message(self) -> pb.Delta:
+    def add_rows(self, rows: list[_Row], entry: SequenceLogprobs, indices: range) -> None:
+        """Append rows of `entry` to `rows`, one of the two lists."""
+        rows.extend([_Row(entry, index) for index in indices])
+        self.num_logprobs += len(indices) * (1 + entry.num_top)
+
+    def to_message(self, token_bytes: Callable[[int], bytes]) -> pb.Delta:
         return pb.Delta(
             token_ids=self.token_ids,
             text="".join(self.texts),
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
+            logprobs=[row.to_message(token_bytes) for row in self.logprobs],
+            prompt_logprobs=[row.to_message(token_bytes) for row in self.prompt_logprobs],
         )
 
 
@@ -142,7 +174,7 @@ class RequestStream:
             await self._changed.wait()
             self._changed.clear()
             while self._pending:
-                yield pb.GenerateResponse(delta=self._pending.popleft().to_message())
+                yield pb.GenerateResponse(delta=self._pending.popleft().to_message(self._token_bytes))
             if self._error is not None:
                 raise self._error
             if self._finished is not None:
@@ -152,15 +184,16 @@ class RequestStream:
     def _digest_output(self, output: Output) -> str | None:
         """Append one step's output to the pending deltas; returns the stop string that it completes, if any."""
         for entry in output.prompt_logprobs:
-            for row in self._logprob_rows(entry):
-                self._open_delta().prompt_logprobs.append(row)
+            for index in range(len(entry.token_ids)):
+                delta = self._open_delta()
+                delta.add_rows(delta.prompt_logprobs, entry, range(index, index + 1))
         if not output.token_ids:
             return None
         delta = self._open_delta()
         self._num_output_tokens += len(output.token_ids)
         delta.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
-            delta.logprobs.extend(self._logprob_rows(output.logprobs))
+            delta.add_rows(delta.logprobs, output.logprobs, range(len(output.logprobs.token_ids)))
         ends_with_stop_token = output.finish is not None and output.finish.token_id is not None
         text = self._answer.push(output.token_ids, ends_with_stop_token=ends_with_stop_token)
         delta.texts.append(text.text)
@@ -212,24 +245,6 @@ class RequestStream:
     def _end(self, reason: str, stats: RequestStats, message: str = "") -> None:
         self.ending = Ending(reason, stats, self._num_output_tokens, message)
         self._changed.set()
-
-    def _logprob_rows(self, entry: SequenceLogprobs) -> list[pb.TokenLogprobs]:
-        rows = []
-        for row, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
-            alternatives = slice(row * entry.num_top, (row + 1) * entry.num_top)
-            pairs = zip(entry.top_token_ids[alternatives], entry.top_logprobs[alternatives], strict=True)
-            rows.append(
-                pb.TokenLogprobs(
-                    token_id=token_id,
-                    logprob=logprob,
-                    token_bytes=self._token_bytes(token_id),
-                    top=[
-                        pb.TopLogprob(token_id=top_id, logprob=top_logprob, token_bytes=self._token_bytes(top_id))
-                        for top_id, top_logprob in pairs
-                    ],
-                )
-            )
-        return rows
 
 
 def timings(stats: RequestStats, now: float) -> pb.Timings:

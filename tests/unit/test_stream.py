@@ -11,7 +11,7 @@ from executor_svc.mock.tokenizer import tokenizer_files
 from scheduler_svc.core.request import Finish, FinishReason, Output, Request, RequestStats
 from scheduler_svc.frontend.answer import AnswerText
 from scheduler_svc.frontend.tokenizer import Tokenizer
-from scheduler_svc.stream import MAX_DELTA_ROWS, RequestStream
+from scheduler_svc.stream import MAX_DELTA_LOGPROBS, MAX_DELTA_ROWS, RequestStream
 
 REQUEST = Request("r", [1, 2, 3], SamplingParams(), max_tokens=10_000)
 STATS = RequestStats(arrival_time=10.0, first_scheduled_time=10.5, first_token_time=11.0, num_preemptions=2)
@@ -163,3 +163,31 @@ def test_the_tokenizer_of_these_tests_is_of_bytes():
         195,
         169,
     ]
+
+
+async def test_log_probabilities_become_messages_when_they_are_written_and_a_few_at_a_time():
+    """A chunk of a prompt brings thousands, and everybody else on the event loop waits while they are built."""
+    num_rows, num_top = 1000, 20
+    prompt = SequenceLogprobs(
+        slot=0,
+        is_prompt=True,
+        token_ids=[index % 256 for index in range(num_rows)],
+        logprobs=[-float(index) for index in range(num_rows)],
+        num_top=num_top,
+        top_token_ids=[index % 256 for index in range(num_rows * num_top)],
+        top_logprobs=[-float(index) for index in range(num_rows * num_top)],
+    )
+    built = []
+    stream = make_stream()
+    stream._token_bytes = lambda token_id: built.append(token_id) or TOKENIZER.token_bytes(token_id)
+    stream.feed(output("", prompt_logprobs=[prompt]))
+    stream.feed(output("x", Finish(FinishReason.LENGTH, STATS)))
+    stream.digest(lambda: None)
+    assert not built
+    *deltas, _ = await drain(stream)
+    rows = [row for event in deltas for row in event.delta.prompt_logprobs]
+    assert [row.logprob for row in rows] == prompt.logprobs
+    assert [entry.logprob for row in rows for entry in row.top] == prompt.top_logprobs
+    sizes = [sum(1 + len(row.top) for row in event.delta.prompt_logprobs) for event in deltas]
+    assert max(sizes) <= MAX_DELTA_LOGPROBS + num_top
+    assert len(deltas) <= 12
