@@ -171,6 +171,9 @@ async def _typed_errors(context: Context) -> AsyncIterator[None]:
         await _abort(context, error)
     except grpc.aio.AbortError:
         raise
+    except grpc.aio.InternalError as error:
+        # What gRPC raises when the client has gone: a write that waits hears of it before the cancellation comes.
+        raise asyncio.CancelledError from error
     except Exception:
         log.exception("call_failed", peer=context.peer())
         await _abort(context, _internal_error())
