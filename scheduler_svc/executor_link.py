@@ -20,12 +20,28 @@ from everystop.settings import MAX_BLOCKS, MAX_TOKENS
 log = structlog.get_logger()
 
 
+_EXECUTE_STEPS = f"/{pb.DESCRIPTOR.services_by_name['ExecutorService'].full_name}/ExecuteSteps"
+
+
 class LinkLostError(Exception):
     """The connection to the executor ended; `cause` says how, as a typed error."""
 
     def __init__(self, cause: ServiceError) -> None:
         super().__init__(f"{cause.code.name} {cause.reason}: {cause.message}")
         self.cause = cause
+
+
+class _Serializer:
+    """Encodes what is sent, and knows how large that was: a message asked for its size is encoded once more."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        """Of the last one."""
+
+    def __call__(self, request: pb.ExecuteStepsRequest) -> bytes:
+        content = request.SerializeToString()
+        self.num_bytes = len(content)
+        return content
 
 
 class ExecutorLink:
@@ -36,6 +52,7 @@ class ExecutorLink:
         call: grpc.aio.StreamStreamCall[pb.ExecuteStepsRequest, pb.ExecuteStepsResponse],
         executor: ExecutorInfo,
         on_change: Callable[[], None],
+        serializer: _Serializer,
     ) -> None:
         self.executor = executor
         self.results: deque[StepResult] = deque()
@@ -44,6 +61,7 @@ class ExecutorLink:
         self._ended = asyncio.Event()
         self._call = call
         self._on_change = on_change
+        self._serializer = serializer
 
     async def send(self, plan: StepPlan) -> int:
         """Send one plan; returns its size in bytes. Raises LinkLostError."""
@@ -54,7 +72,7 @@ class ExecutorLink:
             await self._ended.wait()
             assert self.lost is not None
             raise LinkLostError(self.lost) from error
-        return message.ByteSize()
+        return self._serializer.num_bytes
 
     async def receive_forever(self) -> None:
         """Gather results until the connection ends, which sets `lost`. Announces every change."""
@@ -82,8 +100,10 @@ async def connect(
     channel: grpc.aio.Channel, hello: Hello, on_change: Callable[[], None], *, timeout_s: float
 ) -> AsyncIterator[ExecutorLink]:
     """Shake hands over `channel` and yield the link. Raises LinkLostError when that fails or takes over `timeout_s`."""
-    stub: pb_grpc.ExecutorServiceAsyncStub = pb_grpc.ExecutorServiceStub(channel)
-    call = stub.ExecuteSteps()
+    serializer = _Serializer()
+    call = channel.stream_stream(
+        _EXECUTE_STEPS, request_serializer=serializer, response_deserializer=pb.ExecuteStepsResponse.FromString
+    )()
     try:
         try:
             async with asyncio.timeout(timeout_s):
@@ -102,7 +122,7 @@ async def connect(
             raise LinkLostError(_garbage(f"protocol version {theirs}, this scheduler speaks {PROTOCOL_VERSION}"))
         executor = plan_codec.decode_executor(response.executor)
         _check_executor(executor)
-        link = ExecutorLink(call, executor, on_change)
+        link = ExecutorLink(call, executor, on_change, serializer)
         receiver = asyncio.create_task(link.receive_forever(), name="executor-results")
         try:
             yield link
