@@ -74,6 +74,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         async with _typed_errors(context):
             model = self._loop.serving()
             token_ids = await tokenize_prompt(request, model)
+            if len(token_ids) > model.max_model_len:
+                raise invalid("prompt", f"has {len(token_ids)} tokens, at most {model.max_model_len}")
             return await TEXT_WORK.do(
                 len(token_ids),
                 lambda: pb.TokenizeResponse(

@@ -206,6 +206,14 @@ def test_what_is_detokenized_may_be_as_long_as_an_answer(client):
     assert (error.code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, "token_ids")
 
 
+def test_what_is_tokenized_may_be_as_long_as_a_prompt_and_its_answer(client):
+    limit = client.get_model().max_model_len
+    assert len(client.tokenize("A" * limit).token_ids) == limit
+    error = refusal(lambda: client.tokenize("A" * (limit + 1)))
+    assert (error.code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt")
+    assert f"has {limit + 1} tokens" in error.message
+
+
 def test_logprobs_have_the_shapes_asked_for(client):
     answer = client.complete("probable", max_tokens=4, logprobs=3, prompt_logprobs=2, temperature=0.0)
     assert [entry.token_id for entry in answer.logprobs] == list(answer.token_ids)
