@@ -15,7 +15,6 @@ from simulated_client import whole_answer
 
 from everystop.client import AsyncClient
 from everystop.client.requests import generate_request
-from everystop.scheduler.v1 import admin_pb2
 from everystop.settings import SchedulerConfig
 from scheduler_svc import server
 from scheduler_svc.loop import Loop
@@ -30,12 +29,11 @@ class Scheduling:
     client: AsyncClient
     loop: Loop
 
-    async def until(self, reason: str) -> admin_pb2.GetStatusResponse:
-        """The status, once `reason` is a part of its reason."""
+    async def until(self, reason: str) -> None:
+        """Return once `reason` is a part of why the state is what it is, be it for a moment."""
         async with asyncio.timeout(TIMEOUT_S):
-            while reason not in (status := await self.client.get_status()).state_reason:
-                await asyncio.sleep(0.01)
-        return status
+            while reason not in self.loop.state_reason:
+                await asyncio.sleep(0.001)
 
     async def until_idle(self) -> None:
         """Return once nothing runs or waits, and no block is in use."""
