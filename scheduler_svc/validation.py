@@ -88,6 +88,7 @@ async def tokenize_prompt(message: pb.GenerateRequest | pb.TokenizeRequest, mode
     tokenizer = model.tokenizer
     if kind == "text":
         _check_length("text", len(message.text))
+        _check_fits(message.text, model)
         token_ids = await TEXT_WORK.do(len(message.text), lambda: tokenizer.encode(message.text))
     elif kind == "chat":
         messages = [{"role": turn.role, "content": turn.content} for turn in message.chat.messages]
@@ -253,6 +254,17 @@ def check_count(name: str, num_entries: int, max_entries: int) -> None:
 def _check_length(name: str, num_characters: int) -> None:
     if num_characters > limits.MAX_TEXT_LENGTH:
         raise invalid(name, f"has {num_characters} characters, at most {limits.MAX_TEXT_LENGTH}")
+
+
+def _check_fits(text: str, model: ServedModel) -> None:
+    """Refuse at once what has more tokens than fit, however it is tokenized; a character has at least one byte."""
+    max_token_bytes = model.tokenizer.max_token_bytes
+    if max_token_bytes is not None and len(text) > max_token_bytes * model.max_model_len:
+        raise invalid(
+            "text",
+            f"has {len(text)} characters, at most {max_token_bytes * model.max_model_len} can fit"
+            f" (max_model_len is {model.max_model_len}, a token has at most {max_token_bytes})",
+        )
 
 
 def check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -13,12 +13,12 @@ def _byte_of_char() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF_CHAR = _byte_of_char()
+BYTE_OF_CHAR = _byte_of_char()
 
 
 def _bytes_of_token(token: str) -> bytes:
     try:
-        return bytes([_BYTE_OF_CHAR[char] for char in token])
+        return bytes([BYTE_OF_CHAR[char] for char in token])
     except KeyError:  # an added token, written as plain text
         return token.encode()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import grpc
 import tokenizers
@@ -14,6 +15,7 @@ from scheduler_svc.frontend.byte_level import ByteLevelDecoding
 from scheduler_svc.frontend.chat import ChatTemplate, choose_template
 from scheduler_svc.frontend.detokenizer import Decoding, Detokenizer
 from scheduler_svc.frontend.pieces import PieceDecoding, piece_rules
+from scheduler_svc.frontend.token_lengths import max_token_bytes
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -33,7 +35,9 @@ class Tokenizer:
         _mark_special(backend, special_tokens.values())
         self._backend = backend
         self._vocab_size = max(backend.get_vocab().values(), default=-1) + 1
-        self._decoding = _decoding(backend, self._vocab_size)
+        description = json.loads(backend.to_str())
+        self._decoding = _decoding(backend, self._vocab_size, description)
+        self._max_token_bytes = max_token_bytes(description, map(self._decoding.token_bytes, range(self._vocab_size)))
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
 
     @classmethod
@@ -61,6 +65,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the largest token id; the model may have room for more."""
         return self._vocab_size
+
+    @property
+    def max_token_bytes(self) -> int | None:
+        """The most bytes of a text that one token stands for; None when there may be no limit."""
+        return self._max_token_bytes
 
     @property
     def chat_template(self) -> str | None:
@@ -129,11 +138,11 @@ def _mark_special(backend: tokenizers.Tokenizer, contents: Iterable[str]) -> Non
     backend.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False) for content in missing])
 
 
-def _decoding(backend: tokenizers.Tokenizer, vocab_size: int) -> Decoding:
+def _decoding(backend: tokenizers.Tokenizer, vocab_size: int, description: Mapping[str, Any]) -> Decoding:
     tokens = [backend.id_to_token(token_id) for token_id in range(vocab_size)]
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     special_ids = frozenset(token_id for token_id, token in enumerate(tokens) if token in special)
-    steps = _decoder_steps(json.loads(backend.to_str())["decoder"])
+    steps = _decoder_steps(description["decoder"])
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return ByteLevelDecoding(tokens, special_ids)
     rules = piece_rules(steps)

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 
 import pytest
+import tokenizers
 
 from everystop.errors import ServiceError
 from everystop.plan import ExecutorInfo, ModelInfo
@@ -67,3 +68,39 @@ async def test_many_messages_are_rendered_in_a_thread_though_they_are_empty(num_
     await validation.tokenize_prompt(chat(*[""] * num_messages), model)
     (thread,) = threads
     assert (thread is threading.main_thread()) == (num_messages == 1)
+
+
+async def test_a_text_that_can_never_fit_is_refused_without_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = served()
+    longest = "<|endoftext|>"
+    assert (
+        len(await validation.tokenize_prompt(pb.TokenizeRequest(text=longest * MAX_MODEL_LEN), model)) == MAX_MODEL_LEN
+    )
+    monkeypatch.setattr(model.tokenizer, "encode", None)
+    with pytest.raises(ServiceError, match=r"has 1301 characters, at most 1300 can fit") as caught:
+        await validation.tokenize_prompt(pb.TokenizeRequest(text=longest * MAX_MODEL_LEN + "x"), model)
+    assert caught.value.field == "text"
+
+
+@pytest.mark.parametrize(
+    "loosen",
+    [
+        lambda backend: setattr(backend, "normalizer", tokenizers.normalizers.Strip()),
+        lambda backend: setattr(backend, "pre_tokenizer", tokenizers.pre_tokenizers.Whitespace()),
+        lambda backend: setattr(
+            backend,
+            "pre_tokenizer",
+            tokenizers.pre_tokenizers.Sequence(
+                [tokenizers.pre_tokenizers.Split(" ", "removed"), tokenizers.pre_tokenizers.ByteLevel()]
+            ),
+        ),
+        lambda backend: setattr(backend, "model", tokenizers.models.BPE(vocab={"a": 0}, merges=[])),
+        lambda backend: backend.add_tokens([tokenizers.AddedToken("<x>", lstrip=True)]),
+    ],
+)
+async def test_a_text_that_may_shrink_is_read_whatever_its_length(loosen) -> None:
+    files = tokenizer_files()
+    backend = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+    assert Tokenizer.from_files(files).max_token_bytes == len("<|endoftext|>")
+    loosen(backend)
+    assert Tokenizer.from_files(files | {"tokenizer.json": backend.to_str().encode()}).max_token_bytes is None
