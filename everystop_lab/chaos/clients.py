@@ -122,7 +122,9 @@ async def _vanish(attempt: Attempt, surroundings: Surroundings, rng: random.Rand
                 replace(surroundings, client=client),
                 after_event={rng.randrange(_MAX_EVENTS_BEFORE_CUT): proxy.cut},
             )
-        except ServiceError:
+        except ServiceError as error:
+            if error.code is not grpc.StatusCode.UNAVAILABLE:
+                raise
             return Outcome.VANISHED
 
 

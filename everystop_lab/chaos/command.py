@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import tempfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
+from everystop.child import ChildExitedError
 from everystop.errors import ServiceError
 from everystop.log import configure as configure_log
 from everystop_lab.bench.common import report as print_figures
-from everystop_lab.chaos.deployment import Commands, OwnDeployment
+from everystop_lab.chaos.deployment import Commands
 from everystop_lab.chaos.items import Sizes
+from everystop_lab.chaos.own import OwnTarget, run_own
 from everystop_lab.chaos.report import Report
 from everystop_lab.chaos.run import Settings, run
-from everystop_lab.own_services import own_services
 
 _MAX_COMPLAINTS = 20
-_SCHEDULER_FLAGS = ("--max-num-seqs=16", "--max-num-batched-tokens=256", "--max-prefill-chunk=64")
-_EXECUTOR_FLAGS = ("--num-blocks=256", "--max-model-len=2048")
-"""Too small for all streams at once: requests wait, prompts come in pieces, and some sequences are preempted."""
-_MOCK_FLAGS = ("--mock-step-ms=2", "--mock-token-us=20", "--mock-eos-rate=0.003")
 
 
 @click.command
@@ -56,8 +52,8 @@ _MOCK_FLAGS = ("--mock-step-ms=2", "--mock-token-us=20", "--mock-eos-rate=0.003"
     help="Of the own scheduler.  [default: 2 with the mock, else 20]",
 )
 @click.option("--address", metavar="HOST:PORT", help="A deployment to hurt, in place of own services.")
-@click.option("--kill-executor", "kill_executor", metavar="COMMAND", help="Kills the executor of --address.")
-@click.option("--kill-scheduler", "kill_scheduler", metavar="COMMAND", help="Kills the scheduler of --address.")
+@click.option("--kill-executor", default="", metavar="COMMAND", help="Kills the executor of --address.")
+@click.option("--kill-scheduler", default="", metavar="COMMAND", help="Kills the scheduler of --address.")
 @click.option("--log", "log_path", type=click.Path(path_type=Path), help="Where the own services log.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -65,18 +61,20 @@ def chaos(
     context: click.Context,
     /,
     minutes: float,
+    seed: int,
     num_streams: int,
     num_kills: int,
     num_stops: int,
     num_items: int,
     max_prompt_tokens: int,
     max_tokens: int,
-    seed: int,
     patience_s: float,
+    address: str | None,
+    kill_executor: str,
+    kill_scheduler: str,
     *,
     as_json: bool,
-    log_path: Path | None,
-    **target: Any,
+    **own: Any,
 ) -> None:
     """Kill and stop the services under mixed load, and check every stream and every block.
 
@@ -94,54 +92,19 @@ def chaos(
         patience_s=patience_s,
     )
     try:
-        if target["address"] is not None:
-            report = asyncio.run(run(_commands(settings, target), settings))
+        if address is None:
+            configure_log("auto", "error")  # that services end and come back is no news here
+            report = asyncio.run(run_own(OwnTarget(**own), settings))
+        elif num_kills and not (kill_executor and kill_scheduler):
+            raise click.UsageError("--address needs --kill-executor and --kill-scheduler, or --kills 0.")
         else:
-            report = _run_own(settings, log_path, target)
+            report = asyncio.run(run(Commands(address, kill_executor, kill_scheduler), settings))
     except ServiceError as error:
         raise click.ClickException(f"undisturbed: {error.message} ({error.code.name})") from error
+    except ChildExitedError as error:
+        raise click.ClickException(str(error)) from error
     _print(report, settings, as_json=as_json)
     context.exit(0 if report.is_good else 1)
-
-
-def _commands(settings: Settings, target: dict[str, Any]) -> Commands:
-    commands = Commands(target["address"], target["kill_executor"] or "", target["kill_scheduler"] or "")
-    if settings.num_kills and not (commands.kill_executor_command and commands.kill_scheduler_command):
-        raise click.UsageError("--address needs --kill-executor and --kill-scheduler, or --kills 0.")
-    return commands
-
-
-def _run_own(settings: Settings, log_path: Path | None, target: dict[str, Any]) -> Report:
-    configure_log("auto", "error")  # that services end and come back is no news here
-    with tempfile.TemporaryDirectory(prefix="everystop-chaos-") as folder:
-        if log_path is not None:
-            with log_path.open("wb") as log:
-                return asyncio.run(_hurt_own(settings, Path(folder), log, target))
-        with tempfile.TemporaryFile() as log:
-            try:
-                report = asyncio.run(_hurt_own(settings, Path(folder), log, target))
-            except Exception:
-                _print_tail(log)
-                raise
-            if report.unexpected_exits:
-                _print_tail(log)
-            return report
-
-
-async def _hurt_own(settings: Settings, folder: Path, log: IO[bytes], target: dict[str, Any]) -> Report:
-    backend = target["backend"]
-    step_timeout_s = target["step_timeout_s"] or (2.0 if backend == "mock" else 20.0)
-    executor_flags = [f"--backend={backend}", f"--model={target['model']}", *_EXECUTOR_FLAGS]
-    executor_flags += _MOCK_FLAGS if backend == "mock" else [f"--dtype={target['dtype']}"]
-    scheduler_flags = [f"--step-timeout-s={step_timeout_s}", *_SCHEDULER_FLAGS]
-    max_stop_s = 1.5 * step_timeout_s  # most are shorter than the time-out, some are longer
-    async with own_services(executor_flags, scheduler_flags, folder=folder, log=log) as services:
-        return await run(OwnDeployment(services, max_stop_s), settings)
-
-
-def _print_tail(log: IO[bytes], num_bytes: int = 4000) -> None:
-    log.seek(0)
-    click.echo(log.read()[-num_bytes:].decode(errors="replace"), err=True)
 
 
 def _print(report: Report, settings: Settings, *, as_json: bool) -> None:
