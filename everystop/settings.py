@@ -62,7 +62,7 @@ class SchedulerConfig(ServiceConfig):
         60.0, min=0.01, max=1e6, help="Seconds that a step may take before its executor is given up as hung."
     )
     max_losses: int = option(
-        3, min=1, max=1000, help="Executors that a request may lose at the same step before it is given up."
+        5, min=1, max=1000, help="Executors that a request may lose at the same step before it is given up."
     )
     unready_after_s: float = option(
         3.0, min=0.0, max=1e6, help="Seconds without an executor after which health says NOT_SERVING."

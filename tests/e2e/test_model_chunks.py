@@ -15,15 +15,15 @@ from everystop.settings import ExecutorConfig
 from executor_svc.backend import ScheduledSequence, Seat, StepBatch
 from executor_svc.model import runner
 
-NUM_TOKENS = 200
+NUM_TOKENS = 120
 BLOCK_SIZE = 16
 CUTS = {
-    "all at once": [200],
-    "two halves": [100, 100],
-    "blocks": [*repeat(16, 12), 8],
-    "odd": [*repeat(17, 11), 13],
-    "token by token from the middle on": [100, *repeat(1, 100)],
-    "a long one and a rest": [192, 8],
+    "all at once": [120],
+    "two halves": [60, 60],
+    "blocks": [*repeat(16, 7), 8],
+    "odd": [*repeat(17, 7), 1],
+    "token by token at the end": [90, *repeat(1, 30)],
+    "a long one and a rest": [112, 8],
 }
 
 
