@@ -40,12 +40,7 @@ _MAX_COMPLAINTS = 20
 )
 @click.option("--executor", "backend", default="mock", show_default=True, help="Backend of the own executor.")
 @click.option("--model", default="default", show_default=True, help="As in `everystop serve`.")
-@click.option(
-    "--dtype",
-    default="float32",
-    show_default=True,
-    help="As in `everystop serve`. What is recomputed after a death goes through another batch shape.",
-)
+@click.option("--dtype", default="auto", show_default=True, help="As in `everystop serve`.")
 @click.option(
     "--step-timeout-s",
     type=click.FloatRange(0.1),

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_and_no_token_changes(model_dir: Path) -> None:
-    flags = ["--executor=cpu", f"--model={model_dir}", "--dtype=float32", "--minutes=0.5", "--kills=2", "--stops=1"]
+    flags = ["--executor=cpu", f"--model={model_dir}", "--minutes=0.5", "--kills=2", "--stops=1"]
     flags += ["--streams=6", "--items=6", "--max-prompt-tokens=100", "--max-tokens=32"]
     flags += ["--step-timeout-s=10", "--patience-s=120", "--json"]
     finished = subprocess.run(
