@@ -1,8 +1,11 @@
+import logging
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from executor_svc.model.threads import configure_environment
 
@@ -27,3 +30,15 @@ def logging_as_before() -> Iterator[None]:
     yield
     if not was_configured:
         structlog.reset_defaults()
+
+
+@pytest.fixture
+def lines() -> Iterator[list[Any]]:
+    """Every log line from "info" on, whatever tests before this one have configured."""
+    before = structlog.get_config() if structlog.is_configured() else {}
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
+    with capture_logs() as captured:
+        yield captured
+    structlog.reset_defaults()
+    if before:
+        structlog.configure(**before)

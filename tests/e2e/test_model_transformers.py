@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
 from everystop.plan import SamplingParams, SequenceLogprobs
@@ -110,11 +109,10 @@ def test_the_backend_tells_what_it_offers(backend: Backend, model_dir: Path) -> 
     assert backend.tokenizer_files()["tokenizer.json"] == (model_dir / "tokenizer.json").read_bytes()
 
 
-def test_a_length_that_shrinks_is_logged(model_dir: Path) -> None:
-    with capture_logs() as logs:
-        backend = load(model_dir, "bfloat16")
+def test_a_length_that_shrinks_is_logged(model_dir: Path, lines: list[Any]) -> None:
+    backend = load(model_dir, "bfloat16")
     assert backend.info.max_model_len == 16 * NUM_BLOCKS
-    reduced = next(entry for entry in logs if entry["event"] == "max_model_len_reduced")
+    reduced = next(entry for entry in lines if entry["event"] == "max_model_len_reduced")
     assert (reduced["max_model_len"], reduced["model_max_model_len"]) == (16 * NUM_BLOCKS, 8192)
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
-import structlog
 from moody_executor import MoodyExecutor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from services import TIMEOUT_S, Scheduling, scheduling
-from structlog.testing import capture_logs
 
 from everystop.client import AsyncClient, Delta
 from everystop.errors import Reason, ServiceError
@@ -53,17 +50,6 @@ async def running(client: AsyncClient) -> AsyncIterator[Any]:
     while not isinstance(await anext(stream), Delta):
         pass
     return stream
-
-
-@pytest.fixture
-def lines() -> Iterator[list[Any]]:
-    before = structlog.get_config() if structlog.is_configured() else {}
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
-    with capture_logs() as captured:
-        yield captured
-    structlog.reset_defaults()
-    if before:
-        structlog.configure(**before)
 
 
 class SlowTokenizer:

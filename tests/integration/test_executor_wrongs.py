@@ -20,8 +20,12 @@ NUM_STREAMS = 4
 RESULT = pb.ExecuteStepsResponse(result=pb.StepResult(step_id=1))
 INFO = pb.ExecuteStepsResponse(executor=executor_info())
 
-if not structlog.is_configured():
-    log.configure("auto", "error")
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    """Wrongs are logged, again and again."""
+    if not structlog.is_configured():
+        log.configure("auto", "error")
 
 
 async def until_running(scheduler: Scheduling) -> None:

@@ -1,14 +1,10 @@
 """One canonical line per request, and what a death leaves behind."""
 
 import asyncio
-import logging
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
-import structlog
-from structlog.testing import capture_logs
 
 import executor_svc.server
 import scheduler_svc.server
@@ -20,18 +16,6 @@ from everystop.scheduler.v1 import inference_pb2_grpc
 from everystop.settings import ExecutorConfig, SchedulerConfig
 from everystop.testing import serve_mock
 from executor_svc.mock import MockBackend
-
-
-@pytest.fixture
-def lines() -> Iterator[list[dict[str, Any]]]:
-    """Every line from "info" on, whatever tests before this one have configured."""
-    before = structlog.get_config() if structlog.is_configured() else {}
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
-    with capture_logs() as captured:
-        yield captured
-    structlog.reset_defaults()
-    if before:
-        structlog.configure(**before)
 
 
 def only(lines: list[dict[str, Any]], event: str) -> dict[str, Any]:
