@@ -54,6 +54,8 @@ def configure(format: str, level: str) -> None:  # noqa: A002  # the setting's n
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
+    if severity > logging.DEBUG:
+        handler.addFilter(_is_no_hangup)
     logging.basicConfig(handlers=[handler], level=max(severity, logging.WARNING), force=True)
     logging.captureWarnings(True)
 
@@ -63,6 +65,12 @@ def flush() -> None:
     """Wait until the lines logged so far are written, at most a second. The end of a process does so by itself."""
     for writer in _writers:
         writer.wait_written(_FLUSH_TIMEOUT_S)
+
+
+def _is_no_hangup(record: logging.LogRecord) -> bool:
+    """False for a client that was gone before its answer was out, which gRPC logs as an error with a traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (record.name == "grpc._cython.cygrpc" and type(error).__name__ == "ExecuteBatchError")
 
 
 def _log_dropped(num_lines: int) -> None:

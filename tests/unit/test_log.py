@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from grpc._cython import cygrpc
 
 from everystop import log
 
@@ -80,3 +81,12 @@ def test_auto_is_json_unless_stderr_is_a_terminal(
     text = capsys.readouterr().err
     assert "seen" in text
     assert not text.startswith("{")
+
+
+def test_a_client_that_hangs_up_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    library = logging.getLogger("grpc._cython.cygrpc")
+    for level, expected in (("info", ["a bug"]), ("debug", ["gone", "a bug"])):
+        log.configure("json", level)
+        library.error("gone", exc_info=cygrpc.ExecuteBatchError("execute_batch failed"))
+        library.error("a bug", exc_info=ZeroDivisionError())
+        assert [line["event"] for line in read_lines(capsys)] == expected
