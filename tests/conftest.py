@@ -1,5 +1,6 @@
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,10 @@ import structlog
 from structlog.testing import capture_logs
 
 from executor_svc.model.threads import configure_environment
+
+# A shell starts its background jobs with SIGINT ignored, and their children would inherit that; tests press Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports torch: as in an executor, tests share their cores with other processes.
 configure_environment(threads=0)
