@@ -104,6 +104,16 @@ async def test_streams_survive_what_an_executor_does_wrong(name: str, monkeypatc
         assert (status.num_running, status.num_waiting, status.blocks.num_used_blocks) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("failure", ["garbage", "error"])
+async def test_streams_survive_steps_that_fail(failure: str) -> None:
+    """In each of the two engines, in its sixth step and in its twentieth."""
+    failures = f"{failure}@6,{failure}@20"
+    async with MoodyExecutor(mock_fail=failures) as executor, scheduling(executor.address) as scheduler:
+        await scheduler.until("connected")
+        await asyncio.gather(*[check_exact(scheduler.client, index) for index in range(NUM_STREAMS)])
+        assert executor.num_connections == 5
+
+
 async def test_a_first_executor_that_is_wrong_in_every_way_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_svc.loop, "HANDSHAKE_TIMEOUT_S", 0.3)
     wrongs = [wrong for name, (wrong, _) in WRONGS.items() if name.endswith("handshake") or name in ("an end", "a bug")]
