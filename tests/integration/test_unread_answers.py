@@ -23,7 +23,9 @@ async def test_an_answer_that_nobody_reads_is_gone_while_its_client_stays(
     num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servicer, "_ABORT_TIMEOUT_S", 0.1)
+    request_id = f"unread-{num_tokens}"
     request = pb.GenerateRequest(
+        request_id=request_id,
         token_ids=pb.TokenIds(ids=[65]),
         stop=pb.StopConditions(max_tokens=num_tokens),
         output=pb.OutputOptions(logprobs=20),
@@ -43,7 +45,8 @@ async def test_an_answer_that_nobody_reads_is_gone_while_its_client_stays(
         assert sum(desk.ledger.outcomes.values()) == 1
         await asyncio.sleep(0)  # the task of the call is over now, too
         gc.collect()
-        assert not [found for found in gc.get_objects() if isinstance(found, RequestStream)]
+        streams = [found for found in gc.get_objects() if isinstance(found, RequestStream)]
+        assert request_id not in [stream.request.request_id for stream in streams]
         assert not call.done()
         # Who reads after all learns how it ended.
         with pytest.raises(grpc.aio.AioRpcError) as caught:
