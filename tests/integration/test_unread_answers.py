@@ -45,7 +45,7 @@ async def test_an_answer_that_nobody_reads_is_gone_while_its_client_stays(
         assert sum(desk.ledger.outcomes.values()) == 1
         await asyncio.sleep(0)  # the task of the call is over now, too
         gc.collect()
-        streams = [found for found in gc.get_objects() if isinstance(found, RequestStream)]
+        streams = [found for found in gc.get_objects() if type(found) is RequestStream]
         assert request_id not in [stream.request.request_id for stream in streams]
         assert not call.done()
         # Who reads after all learns how it ended.

@@ -1,7 +1,6 @@
 """The limit on how long an answer waits for its client, in virtual time."""
 
 import asyncio
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -62,9 +61,7 @@ def test_many_writes_leave_no_timers_behind(loop: VirtualLoop) -> None:
         async with unread.limited(at_once, max_unread_s=60.0) as write:
             for _ in range(1000):
                 await write(EVENT)
-            gc.collect()
-            timers = [timer for timer in gc.get_objects() if isinstance(timer, asyncio.TimerHandle)]
-            assert len(timers) == 1
+            assert len(loop._scheduled) == 1  # cancelled ones stay in there until they are due
 
     loop.run_until_complete(scenario())
 
