@@ -107,7 +107,9 @@ class CpuBackend:
 def load(config: ExecutorConfig) -> Backend:
     """Find, read and set up the model that `config` names. ServiceError says what is wrong with it or the limits."""
     resolved = resolve(config.model)
-    torch.set_num_threads(num_threads(config.threads))
+    # NOTE: on one thread, so that no team of OpenMP threads is left behind here: steps run in another thread with a team
+    # of its own, and OpenMP stops spinning, which every product pays for, once there are more threads than cores.
+    torch.set_num_threads(1)
     model = load_config(resolved.path)
     dtype = _choose_dtype(config.dtype)
     geometry = plan_cache(model, config, dtype)
@@ -139,7 +141,7 @@ def load(config: ExecutorConfig) -> Backend:
         "model_loaded",
         model=info.model.name,
         dtype=info.dtype,
-        threads=torch.get_num_threads(),
+        threads=num_threads(config.threads),
         num_blocks=info.num_blocks,
         kv_cache_bytes=geometry.num_bytes,
         max_model_len=info.max_model_len,
@@ -151,6 +153,7 @@ def load(config: ExecutorConfig) -> Backend:
             model_max_model_len=model.max_position_embeddings,
             reason="the KV cache holds no more; raise kv_cache_gib",
         )
+    torch.set_num_threads(num_threads(config.threads))
     return CpuBackend(info, tokenizer_files, decoder, caches)
 
 
