@@ -18,7 +18,9 @@ from everystop_lab.service import bare_loop, serving
 
 @click.command
 @click.option("--streams", "num_streams", type=click.IntRange(1, 4096), default=16, show_default=True)
-@click.option("--requests", "num_requests", type=click.IntRange(1), help="Requests in a run.  [default: 3 for each 2 streams]")
+@click.option(
+    "--requests", "num_requests", type=click.IntRange(1), help="Requests in a run.  [default: 1.5 times the streams]"
+)
 @workload_option
 @shared_options
 def split(
@@ -34,7 +36,8 @@ def split(
 ) -> None:
     """Client, scheduler and executor over gRPC, against the bare forward loop in one process."""
     flags = [f"--model={model}", f"--dtype={dtype}"]
-    figures = asyncio.run(_measure(flags, backend, num_streams, num_requests or (3 * num_streams + 1) // 2, workload, repeats))
+    num_requests = num_requests or (3 * num_streams + 1) // 2
+    figures = asyncio.run(_measure(flags, backend, num_streams, num_requests, workload, repeats))
     report(figures, as_json=as_json)
 
 

@@ -107,8 +107,8 @@ class CpuBackend:
 def load(config: ExecutorConfig) -> Backend:
     """Find, read and set up the model that `config` names. ServiceError says what is wrong with it or the limits."""
     resolved = resolve(config.model)
-    # NOTE: on one thread, so that no team of OpenMP threads is left behind here: steps run in another thread with a team
-    # of its own, and OpenMP stops spinning, which every product pays for, once there are more threads than cores.
+    # NOTE: on one thread, so that no team of OpenMP threads is left behind here: steps run in another thread with a
+    # team of its own, and OpenMP stops spinning, which every product pays for, once there are more threads than cores.
     torch.set_num_threads(1)
     model = load_config(resolved.path)
     dtype = _choose_dtype(config.dtype)
