@@ -39,7 +39,7 @@ class SchedulerConfig(ServiceConfig):
     )
     max_prefill_chunk: int = option(256, min=1, max=MAX_TOKENS, help="Most tokens of one prompt in one step.")
     watermark: float = option(0.01, min=0.0, max=0.9, help="Share of the KV blocks that admission leaves free.")
-    policy: str = option("fcfs", choices=("fcfs",), help="Who is served first, and who is preempted.")
+    policy: str = option("fcfs", choices=("fcfs", "priority"), help="Who is served first, and who is preempted.")
     batching: str = option(
         "continuous",
         choices=("continuous", "static"),

@@ -131,7 +131,7 @@ def test_preempted_member_comes_back_to_a_closed_batch() -> None:
     assert step(core) == ["d"]
 
 
-class PriorityPolicy:
+class LowestFirst:
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
         return (sequence.request.priority,)
 
@@ -140,8 +140,8 @@ class PriorityPolicy:
 
 
 def test_policy_is_a_class_and_a_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICIES, "priority", PriorityPolicy)
-    core = make_core(batching="continuous", policy="priority", num_blocks=3)
+    monkeypatch.setitem(POLICIES, "lowest_first", LowestFirst)
+    core = make_core(batching="continuous", policy="lowest_first", num_blocks=3)
     add(core, "patient", num_prompt_tokens=4, max_tokens=9, priority=5)
     assert step(core) == ["patient"]
     add(core, "also patient", priority=5, max_tokens=4)
@@ -155,7 +155,7 @@ def test_policy_is_a_class_and_a_line_in_the_registry(monkeypatch: pytest.Monkey
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="policy must be one of fcfs, not 'lifo'"):
+    with pytest.raises(ValueError, match="policy must be one of fcfs, priority, not 'lifo'"):
         make_core(policy="lifo", batching="static")
     with pytest.raises(ValueError, match="batching must be one of continuous, static, not 'elastic'"):
         make_core(batching="elastic")

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from scheduler_svc.core.policies.base import Policy
 from scheduler_svc.core.policies.fcfs import FcfsPolicy
+from scheduler_svc.core.policies.priority import PriorityPolicy
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "fcfs": FcfsPolicy,
+    "priority": PriorityPolicy,
 }
 
-__all__ = ["POLICIES", "FcfsPolicy", "Policy"]
+__all__ = ["POLICIES", "FcfsPolicy", "Policy", "PriorityPolicy"]
