@@ -22,6 +22,7 @@ from scheduler_svc.core import (
     RequestTooLargeError,
     Scheduler,
 )
+from scheduler_svc.core.policies.priority import OVERTAKEN_PER_LEVEL
 
 VOCAB_SIZE = 13
 EOS_ID, STOP_ID = 0, 1
@@ -146,10 +147,11 @@ class Life:
 class Ride:
     """The core, the executor and the clients together. Every event is checked when it happens."""
 
-    def __init__(self, config: CoreConfig, batching: str) -> None:
+    def __init__(self, config: CoreConfig, batching: str, policy: str) -> None:
         self.config = config
+        self.policy = policy
         self.is_static = batching == "static"
-        self.core = Scheduler(config, epoch=1, batching=batching)
+        self.core = Scheduler(config, epoch=1, policy=policy, batching=batching)
         self.executor = PlainExecutor(config, epoch=1)
         self.results: list[StepResult] = []
         self.lives: list[Life] = []
@@ -265,6 +267,12 @@ class Ride:
         owns = life is not None and life.request.sampling is seat.admission.sampling
         return life if owns else None
 
+    def turn(self, life: Life) -> tuple[int, int]:
+        """The place in the line; smaller goes first."""
+        arrival = self.lives.index(life)
+        lead = OVERTAKEN_PER_LEVEL * -life.request.priority if self.policy == "priority" else 0
+        return arrival - lead, arrival
+
     def is_complete(self, seat: PlainSeat, life: Life) -> bool:
         return len(seat.token_ids) == len(life.request.prompt_token_ids) + life.request.max_tokens
 
@@ -284,25 +292,28 @@ class Ride:
         self.departed -= set(admitted)
         seated = {life for seat in self.executor.seats.values() if (life := self.life_of(seat)) is not None}
         assert len(seated) == len(self.executor.seats) == self.core.num_running
-        line = [life for life in self.lives if not life.is_over and life not in seated | self.departed]
+        waiting = [life for life in self.lives if not life.is_over and life not in seated | self.departed]
+        line = sorted(waiting, key=self.turn)
         num_used = sum(len(seat.block_ids) for seat in self.executor.seats.values())
         assert self.core.num_used_blocks == num_used
         num_free = self.config.num_blocks - num_used
         reserve = math.ceil(self.config.watermark * self.config.num_blocks)
 
         if victims:
-            youngest_left = max(self.lives.index(life) for life in seated)
-            oldest_victim, its_seat = min(victims, key=lambda victim: self.lives.index(victim[0]))
-            assert self.lives.index(oldest_victim) > youngest_left, "an older one was thrown out"
+            last_turn = max(self.turn(life) for life in seated)
+            first_victim, its_seat = min(victims, key=lambda victim: self.turn(victim[0]))
+            assert self.turn(first_victim) > last_turn, "one that goes first was thrown out"
             assert num_free <= len(its_seat.block_ids), "one too many was thrown out"
             assert not admitted, "boards into blocks that were taken from another"
         if admitted:
-            assert all(self.lives.index(life) < self.lives.index(admitted[-1]) for life in seated - {admitted[-1]})
-            assert all(self.lives.index(life) > self.lives.index(admitted[-1]) for life in line), "overtaken"
+            if self.policy == "fcfs":
+                assert all(self.turn(life) < self.turn(admitted[-1]) for life in seated - {admitted[-1]})
+            assert admitted == sorted(admitted, key=self.turn)
+            assert all(self.turn(life) > self.turn(admitted[-1]) for life in line), "overtaken"
             assert len(seated) == 1 or num_free >= reserve, "boards below the watermark"
         if self.is_static and admitted:
             if len(seated) == len(admitted):
-                self.batch = sorted({*admitted, *line}, key=self.lives.index)[: self.config.max_num_seqs]
+                self.batch = sorted({*admitted, *line}, key=self.turn)[: self.config.max_num_seqs]
             assert set(admitted) <= set(self.batch), "boards a batch that has left"
         elif line and not self.is_static and not victims:
             num_needed = math.ceil(
@@ -345,6 +356,7 @@ requests = st.builds(
     max_tokens=st.integers(1, 14),
     eos_token_ids=end_ids,
     stop_token_ids=end_ids,
+    priority=st.integers(-1, 1),
 )
 going_on = st.builds(lambda *args: lambda ride: ride.go_on(*args), st.integers(1, 12), st.integers(1, 4))
 adding = st.builds(lambda request: lambda ride: ride.add(request), requests)
@@ -358,12 +370,15 @@ events = st.sampled_from([event for event, weight in weights.items() for _ in ra
 
 @settings(max_examples=120, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    core_configs(), st.sampled_from(["continuous", "continuous", "static"]), st.lists(events, min_size=20, max_size=30)
+    core_configs(),
+    st.sampled_from(["continuous", "continuous", "static"]),
+    st.sampled_from(["fcfs", "priority"]),
+    st.lists(events, min_size=20, max_size=30),
 )
 def test_every_request_gets_its_own_answer_once(
-    config: CoreConfig, batching: str, events: list[Callable[[Ride], None]]
+    config: CoreConfig, batching: str, policy: str, events: list[Callable[[Ride], None]]
 ) -> None:
-    ride = Ride(config, batching)
+    ride = Ride(config, batching, policy)
     for event in events:
         event(ride)
         ride.check_integrity()

@@ -19,7 +19,9 @@ def make_core(*, num_blocks: int = 32, max_num_seqs: int = 1) -> Scheduler:
     return Scheduler(config, epoch=7, policy="priority")
 
 
-def add(core: Scheduler, request_id: str, priority: int = 0, *, num_prompt_tokens: int = 2, max_tokens: int = 1) -> None:
+def add(
+    core: Scheduler, request_id: str, priority: int = 0, *, num_prompt_tokens: int = 2, max_tokens: int = 1
+) -> None:
     core.add(Request(request_id, [1] * num_prompt_tokens, SamplingParams(), max_tokens, priority=priority), now=0.0)
 
 

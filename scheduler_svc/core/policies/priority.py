@@ -11,9 +11,9 @@ OVERTAKEN_PER_LEVEL = 64
 class PriorityPolicy:
     """A smaller priority goes first, but only past so many that came before.
 
-    One level is worth a lead of `OVERTAKEN_PER_LEVEL` arrivals. So nobody starves: a request of priority `p` is overtaken
-    by fewer than `OVERTAKEN_PER_LEVEL * (p - q)` later arrivals, where `q` is the smallest priority in use. Since the lead
-    counts arrivals, a rank never changes, and no line has to be sorted again.
+    One level is worth a lead of `OVERTAKEN_PER_LEVEL` arrivals. So nobody starves: a request of priority `p` is
+    overtaken by fewer than `OVERTAKEN_PER_LEVEL * (p - q)` later arrivals, where `q` is the smallest priority in use.
+    Since the lead counts arrivals, a rank never changes, and no line has to be sorted again.
 
     An urgent request is first in line for a place; it takes none from one that runs, unless the pool is empty.
     """
