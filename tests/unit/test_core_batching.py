@@ -3,23 +3,10 @@
 import pytest
 
 from everystop.plan import SamplingParams, StepPlan, StepResult
-from scheduler_svc.core import CoreConfig, Request, Scheduler
+from scheduler_svc.core import Request, Scheduler
 from scheduler_svc.core.policies import POLICIES
 from scheduler_svc.core.sequence import Seating, Sequence
-
-
-def make_core(*, num_blocks: int = 32, max_num_seqs: int = 3, policy: str = "fcfs", batching: str) -> Scheduler:
-    config = CoreConfig(
-        block_size=4,
-        num_blocks=num_blocks,
-        vocab_size=100,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=6,
-        max_model_len=64,
-        max_prefill_chunk=6,
-        watermark=0.0,
-    )
-    return Scheduler(config, epoch=7, policy=policy, batching=batching)
+from tests.support.small_core import make_core
 
 
 def add(core: Scheduler, request_id: str, num_prompt_tokens: int = 2, max_tokens: int = 9, priority: int = 0) -> None:
